@@ -1,0 +1,385 @@
+"""The scenario table: every family of batch shapes that serving makes, crossed with page sizes and dtypes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dsa_verify.batch.requests import DECODE_PADDING, PADDING, Request, page_count
+from dsa_verify.batch.scenario import Bucket, Scenario, Values
+from dsa_verify.batch.values import Document, Signal, Ties
+
+# Static shapes, few on purpose: every scenario is padded to one of these, as an engine pads its steps.
+# index_topk is not a multiple of the page in half of them, so that ceil() is exercised.
+_EXTEND = [
+    Bucket("p16-f32", 16, "float32", 32, 6, 14, 64, 64),
+    Bucket("p64-bf16", 64, "bfloat16", 32, 6, 10, 48, 180),
+    Bucket("p128-bf16", 128, "bfloat16", 32, 6, 7, 30, 256),
+    Bucket("p16-bf16", 16, "bfloat16", 32, 6, 14, 64, 60),
+    Bucket("p64-f32", 64, "float32", 32, 6, 10, 48, 192),
+    Bucket("p128-f32", 128, "float32", 32, 6, 7, 30, 250),
+]
+_DECODE = [
+    Bucket("d16-bf16", 16, "bfloat16", 8, 8, 14, 96, 60),
+    Bucket("d64-f32", 64, "float32", 8, 8, 10, 72, 192),
+    Bucket("d128-bf16", 128, "bfloat16", 8, 8, 7, 56, 250),
+    Bucket("d16-f32", 16, "float32", 8, 8, 14, 96, 64),
+    Bucket("d64-bf16", 64, "bfloat16", 8, 8, 10, 72, 180),
+    Bucket("d128-f32", 128, "float32", 8, 8, 7, 56, 256),
+]
+_LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
+BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG)}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The lengths that matter in a bucket, so that one recipe fits every page size."""
+
+    page: int
+    budget: int  # index_topk, tokens
+    deep: int  # tokens of the shortest history with more than twice the budget's pages
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> "_Sizes":
+        k_pages = page_count(bucket.index_topk, bucket.page_size)
+        return cls(bucket.page_size, bucket.index_topk, (2 * k_pages + 1) * bucket.page_size)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    name: str
+    family: str
+    discriminates: str
+    requests: Callable[[_Sizes], tuple[Request, ...]]
+    quick: tuple[str, ...]
+    decode: bool = False
+    values: Values = field(default_factory=Signal)
+    table: str = "shuffled"
+    selection: str = "structured"
+
+
+def _seqs(*lens: tuple[int, int]) -> tuple[Request, ...]:
+    return tuple(Request(kv_len, q_len) for kv_len, q_len in lens)
+
+
+_RECIPES = [
+    _Recipe(
+        "single-extend",
+        "single",
+        "one request over a long history: the selection itself, and several KV steps a query",
+        lambda s: _seqs((s.deep + s.page // 2 + 3, 21)),
+        ("p16-f32", "p64-bf16", "p128-bf16"),
+    ),
+    _Recipe(
+        "single-prefill",
+        "single",
+        "a prompt with no history, shorter than the budget: selection is the whole prefix",
+        lambda s: _seqs((29, 29)),
+        ("p16-bf16",),
+    ),
+    _Recipe(
+        "several-unequal",
+        "several",
+        "requests of unequal length: a page table read with the wrong base or stride",
+        lambda s: _seqs((s.deep + 9, 9), (2 * s.page - 3, 5), (s.deep + s.page + 3, 12), (s.page + 1, 4)),
+        ("p16-f32", "p64-bf16", "p128-bf16"),
+    ),
+    _Recipe(
+        "several-zero-length",
+        "several",
+        "sequences without new tokens among others: a prologue that waits for work that never comes",
+        lambda s: _seqs((s.page + 5, 0), (s.deep + 1, 7), (s.deep, 0), (3, 3), (s.deep + 2, 6)),
+        ("p16-f32",),
+    ),
+    _Recipe(
+        "prefix-aligned",
+        "prefix",
+        "two requests map the same physical prefix pages, a whole number of them",
+        lambda s: (Request(s.deep + 8, 8), Request(s.deep + s.page + 2, 9, shares=0, shared_tokens=s.deep - s.page)),
+        ("p16-f32", "p64-bf16"),
+    ),
+    _Recipe(
+        "prefix-unaligned",
+        "prefix",
+        "a prefix hit that ends inside a page: its tail is a private copy, positions start mid-page",
+        lambda s: (
+            Request(s.deep + 5, 8),
+            Request(s.deep + 11, s.page // 2 + 3, shares=0, shared_tokens=s.deep - s.page // 2),
+        )
+        if s.page <= 32
+        else (Request(s.deep + 5, 8), Request(s.deep + 11, 19, shares=0, shared_tokens=s.deep - 8)),
+        ("p16-bf16", "p128-bf16"),
+    ),
+    _Recipe(
+        "prefix-three-sharers",
+        "prefix",
+        "three requests over one prefix: a write of one that reaches the others",
+        lambda s: (
+            Request(s.deep + 4, 4),
+            Request(s.deep + 7, 7, shares=0, shared_tokens=s.deep),
+            Request(s.deep + s.page - 1, 9, shares=0, shared_tokens=s.deep - s.page),
+        ),
+        ("p64-f32",),
+    ),
+    _Recipe(
+        "prefix-full-hit",
+        "prefix",
+        "everything but one new token is in the cache: one query, all history",
+        lambda s: (Request(s.deep + 14, 14), Request(s.deep + 1, 1, shares=0, shared_tokens=s.deep)),
+        ("p16-f32",),
+    ),
+    _Recipe(
+        "chunk-on-page",
+        "chunked",
+        "a chunk that starts and ends on a page boundary",
+        lambda s: _seqs((s.deep + min(s.page, 16), min(s.page, 16)), (s.deep, 10)),
+        ("p16-f32",),
+    ),
+    _Recipe(
+        "chunk-off-page",
+        "chunked",
+        "a chunk that starts and ends inside pages and straddles a boundary",
+        lambda s: _seqs((s.deep + 11, 23)),
+        ("p16-bf16", "p64-bf16"),
+    ),
+    _Recipe(
+        "chunk-one-token",
+        "chunked",
+        "a last chunk of a single token beside a long one",
+        lambda s: _seqs((s.deep + 1, 1), (s.deep + 20, 20)),
+        ("p128-bf16",),
+    ),
+    _Recipe(
+        "chunk-longer-than-history",
+        "chunked",
+        "a chunk longer than what is cached: scoring that stops at the chunk or at the history",
+        lambda s: _seqs((31, 25), (s.deep + 3, 5)),
+        ("p16-f32",),
+    ),
+    _Recipe(
+        "decode-one",
+        "decode",
+        "one running request in a padded decode batch",
+        lambda s: (Request(s.deep + 5, 1), *(DECODE_PADDING,) * 7),
+        ("d16-bf16",),
+        decode=True,
+    ),
+    _Recipe(
+        "decode-page-edges",
+        "decode",
+        "lengths one below, at and one above page edges, and the very first token",
+        lambda s: _seqs(
+            (s.page - 1, 1),
+            (s.page, 1),
+            (s.page + 1, 1),
+            (1, 1),
+            (s.deep - 1, 1),
+            (s.deep, 1),
+            (s.deep + 1, 1),
+            (3 * s.page, 1),
+        ),
+        ("d16-bf16", "d64-f32", "d128-bf16"),
+        decode=True,
+    ),
+    _Recipe(
+        "decode-shared-prefix",
+        "decode",
+        "several decodes over one physical prefix",
+        lambda s: (
+            Request(s.deep + 9, 1),
+            *(Request(s.deep + n, 1, shares=0, shared_tokens=s.deep) for n in (1, 2, 8, s.page)),
+            *_seqs((s.page // 2, 1), (2 * s.page + 1, 1)),
+            DECODE_PADDING,
+        ),
+        ("d64-f32",),
+        decode=True,
+    ),
+    _Recipe(
+        "mixed-decode-and-chunk",
+        "mixed",
+        "decodes, a chunk and a short prompt in one step: a decode is a one-token extend",
+        lambda s: _seqs((s.deep + 7, 1), (s.page + 1, 1), (s.deep + 3, 11), (9, 9)),
+        ("p16-f32", "p64-bf16"),
+    ),
+    _Recipe(
+        "mixed-budget-sides",
+        "mixed",
+        "a long decode beside a prompt below the budget: routing of one that breaks the other",
+        lambda s: _seqs((s.deep + 2, 1), (5, 5), (s.budget + 1, 9), (s.deep + s.page, 6)),
+        ("p128-f32",),
+    ),
+    _Recipe(
+        "padding-tokens",
+        "padding",
+        "more padding tokens than real ones: slot -1 that wraps, output rows never written",
+        lambda s: _seqs((s.deep + 2, 3)),
+        ("p16-bf16",),
+    ),
+    _Recipe(
+        "padding-sequences-between",
+        "padding",
+        "padding sequences in the middle and at the end of the batch",
+        lambda s: (Request(s.deep + 4, 7), PADDING, Request(s.page + 3, 5), PADDING, Request(s.deep + 9, 8)),
+        ("p16-f32", "p64-bf16"),
+    ),
+    _Recipe(
+        "padding-decode-between",
+        "padding",
+        "padding slots between running decodes, each with a token at position -1",
+        lambda s: (
+            Request(s.deep + 4, 1),
+            DECODE_PADDING,
+            Request(s.page + 3, 1),
+            DECODE_PADDING,
+            DECODE_PADDING,
+            Request(s.deep - 2, 1),
+        ),
+        ("d16-f32", "d128-bf16"),
+        decode=True,
+    ),
+    _Recipe(
+        "padding-everything",
+        "padding",
+        "a step of nothing but padding",
+        lambda s: (),
+        ("p16-bf16",),
+    ),
+    _Recipe(
+        "budget-edges",
+        "budget",
+        "histories one below, at and one above the budget, and far above it",
+        lambda s: _seqs((s.budget - 1, 5), (s.budget, 6), (s.budget + 1, 7), (s.deep + 3, 9)),
+        ("p16-f32", "p64-f32", "p128-bf16"),
+    ),
+    _Recipe(
+        "budget-covers-history",
+        "budget",
+        "every history fits the budget: sparse must equal dense",
+        lambda s: _seqs((s.budget - 2, 9), (s.page + 1, 8), (s.budget, 10)),
+        ("p16-bf16",),
+    ),
+    _Recipe(
+        "ties-few-values",
+        "ties",
+        "scores that take a handful of exact values: the order among equals at the cut",
+        lambda s: _seqs((s.deep + 7, 8), (s.deep + s.page, 11)),
+        ("p16-f32", "p64-bf16"),
+        values=Ties(plateau=False),
+    ),
+    _Recipe(
+        "ties-plateau",
+        "ties",
+        "three winners over a plateau of exact zeros wider than the budget: holes, overflow, wrong order",
+        lambda s: _seqs((s.deep + 7, 8), (s.deep + 2, 9)),
+        ("p16-bf16",),
+        values=Ties(plateau=True),
+    ),
+    _Recipe(
+        "ties-decode",
+        "ties",
+        "ties at the cut of single queries, the same in every batch slot",
+        lambda s: _seqs(*((s.deep + n, 1) for n in range(8))),
+        ("d16-bf16",),
+        decode=True,
+        values=Ties(plateau=False),
+    ),
+    _Recipe(
+        "masked-rows",
+        "masked",
+        "queries with nothing selected among others: 0/0, or a neighbour's accumulator",
+        lambda s: _seqs((s.deep + 9, 9), (s.deep + 3, 5), (s.page + 1, 7)),
+        ("p16-f32", "p64-bf16"),
+        selection="partial",
+    ),
+    _Recipe(
+        "masked-decode",
+        "masked",
+        "decodes with an empty selection still attend the page of their own token",
+        lambda s: _seqs(*((s.deep + n, 1) for n in range(7)), (2, 1)),
+        ("d16-bf16",),
+        decode=True,
+        selection="partial",
+    ),
+    _Recipe(
+        "table-reversed",
+        "table",
+        "pages in descending order: a table that is ignored, or read as a range",
+        lambda s: _seqs((s.deep + 5, 9), (s.deep - 1, 8)),
+        ("p16-f32",),
+        table="reversed",
+    ),
+    _Recipe(
+        "table-high-pages",
+        "table",
+        "the last page of the pool and its neighbours in use: off-by-one in the pool's size",
+        lambda s: _seqs((s.deep + 5, 9), (s.deep - 1, 8)),
+        ("p128-bf16",),
+        table="high",
+    ),
+    _Recipe(
+        "table-decode-high-pages",
+        "table",
+        "decodes that write the last page of the pool",
+        lambda s: _seqs((s.page, 1), (s.deep + 3, 1), *((s.page + n, 1) for n in range(1, 7))),
+        ("d16-bf16",),
+        decode=True,
+        table="high",
+    ),
+    _Recipe(
+        "document-extend",
+        "document",
+        "real text: repeated words make structured, overlapping selections",
+        lambda s: _seqs((s.deep + s.page - 3, 16), (s.deep + 5, 13)),
+        ("p16-f32", "p64-bf16"),
+        values=Document(),
+        selection="indexer",
+    ),
+    _Recipe(
+        "document-decode",
+        "document",
+        "real text, one query a request",
+        lambda s: _seqs(*((s.deep + 3 * n, 1) for n in range(8))),
+        ("d16-bf16",),
+        decode=True,
+        values=Document(),
+        selection="indexer",
+    ),
+]
+
+_LONG_CONTEXT = Scenario(
+    "long-context-p128-bf16",
+    "long",
+    "thousands of tokens through a large page pool: 72 pages a sequence, a budget of 4",
+    _seqs((9000, 4), (3001, 3)),
+    _LONG,
+)
+
+
+def _scenarios() -> Iterator[Scenario]:
+    for index, recipe in enumerate(_RECIPES):
+        for bucket in _DECODE if recipe.decode else _EXTEND:
+            yield Scenario(
+                name=f"{recipe.name}-{bucket.name}",
+                family=recipe.family,
+                discriminates=recipe.discriminates,
+                requests=recipe.requests(_Sizes.of(bucket)),
+                bucket=bucket,
+                values=recipe.values,
+                table=recipe.table,
+                selection=recipe.selection,
+                seed=1000 + index,
+                tier="quick" if bucket.name in recipe.quick else "full",
+            )
+    yield _LONG_CONTEXT
+
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(scenario.family for scenario in SCENARIOS.values()))
+TIERS = ("quick", "full")
+
+
+def with_document(path: Path) -> dict[str, Scenario]:
+    """The table with the `document` family drawn from a text file of the user's."""
+    return {
+        name: replace(scenario, values=Document(path)) if scenario.family == "document" else scenario
+        for name, scenario in SCENARIOS.items()
+    }

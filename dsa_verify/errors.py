@@ -1,0 +1,44 @@
+"""The exception tree: every refusal of dsa-verify, and what its reader can do about it.
+
+    DsaVerifyError
+    ├── BatchError          a batch that contradicts itself; raised before any kernel runs
+    ├── ContractError       a call that no kernel may accept: shapes, dtypes, page size, missing scale
+    ├── ConfigError         a name, option or file of the user's that does not exist or does not parse
+    ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
+    └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class DsaVerifyError(Exception):
+    """Root of the tree; its text says what was expected, what was found, where, and what to do."""
+
+
+class BatchError(DsaVerifyError):
+    """A batch is inconsistent with itself."""
+
+
+class ContractError(DsaVerifyError):
+    """The static part of a call breaks the contract of its surface."""
+
+
+class ConfigError(DsaVerifyError):
+    """The user named something that does not exist or cannot be read."""
+
+
+class ProviderError(DsaVerifyError):
+    """A provider failed in a way that is not a verdict about its numbers."""
+
+
+class RuntimeUnsupported(DsaVerifyError):
+    """The installed JAX lacks a private name that interpret mode needs."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """One clear error for a name that is not in a table, with the nearest ones suggested."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown {kind} {name!r}.{hint} Available: {', '.join(known)}.")

@@ -1,0 +1,87 @@
+"""Absorbed MLA of one sequence in float64, dense or over a selection, with what its rounding depends on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The answer for the queries of one sequence, and the conditioning of each element.
+
+    out: f64[queries, heads, kv_lora_rank]; a query that may attend nothing gets zeros.
+    lse: f64[queries, heads]: natural log of the sum of exp of the scaled logits; -inf for such a query.
+    spread: f64 like out: sqrt(sum_j (p_j v_j)^2), the scale of independent errors in the weights p.
+    weight: f64 like out: sum_j |p_j v_j|, the scale of the worst case.
+    logit: f64[queries, heads]: largest sum_d |q_d k_jd| * sm_scale over attended j.
+    gain: f64[queries, heads]: sqrt(sum_j (p_j <v_j, out>)^2) / |out|^2, how errors in p stretch a whole row.
+    terms: i[queries]: number of attended tokens.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    spread: np.ndarray
+    weight: np.ndarray
+    logit: np.ndarray
+    gain: np.ndarray
+    terms: np.ndarray
+
+
+def attend(
+    ql_nope: np.ndarray,
+    q_pe: np.ndarray,
+    c_kv: np.ndarray,
+    k_pe: np.ndarray,
+    allowed: np.ndarray,
+    sm_scale: float,
+) -> Attention:
+    """Attend the allowed tokens of one sequence.
+
+        out[q, h] = sum_j softmax_j(sm_scale * (ql_nope[q, h] . c_kv[j] + q_pe[q, h] . k_pe[j])) * c_kv[j]
+
+    Args:
+      ql_nope: [queries, heads, kv_lora_rank], absorbed latent queries.
+      q_pe: [queries, heads, qk_rope_head_dim], rotated.
+      c_kv, k_pe: [kv, ...], cached latents and rotated keys in order of position; the latent is the value.
+      allowed: bool[queries, kv], which tokens each query attends: causal, and selected.
+      sm_scale: (qk_nope_head_dim + qk_rope_head_dim) ** -0.5, times the squared YaRN factor where there is one.
+
+    Source: DeepSeek-V3.2-Exp inference/model.py, MLA.forward, the absorbed (decode) branch.
+    """
+    q = np.concatenate([ql_nope, q_pe], axis=-1).astype(np.float64)
+    k = np.concatenate([c_kv, k_pe], axis=-1).astype(np.float64)
+    v = np.asarray(c_kv, np.float64)
+    seen = allowed[:, None, :]
+    logits = np.where(seen, sm_scale * (q @ k.T), -np.inf)
+    top = logits.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(logits - np.where(np.isfinite(top), top, 0.0))
+    total = weights.sum(axis=-1, keepdims=True)
+    p = weights / np.where(total > 0, total, 1.0)
+    out = p @ v
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + np.where(np.isfinite(top), top, 0.0))[..., 0]
+    magnitude = np.where(seen, sm_scale * (np.abs(q) @ np.abs(k).T), 0.0)
+    norm = np.sum(out**2, axis=-1)
+    gain = np.sqrt(np.sum((p * (out @ v.T)) ** 2, axis=-1)) / np.where(norm > 0, norm, 1.0)
+    return Attention(
+        out=out,
+        lse=lse,
+        spread=np.sqrt(p**2 @ v**2),
+        weight=p @ np.abs(v),
+        logit=magnitude.max(axis=-1, initial=0.0),
+        gain=gain,
+        terms=allowed.sum(axis=-1),
+    )
+
+
+def token_mask(topk_indices: np.ndarray, kv_len: int) -> np.ndarray:
+    """bool[queries, kv_len]: which positions a token selection names; -1 names none."""
+    mask = np.zeros((len(topk_indices), kv_len + 1), bool)
+    np.put_along_axis(mask, np.where(topk_indices < 0, kv_len, topk_indices), True, axis=1)
+    return mask[:, :kv_len]
+
+
+def page_mask(topk_pages: np.ndarray, kv_len: int, page_size: int) -> np.ndarray:
+    """bool[queries, kv_len]: the positions of selected sequence-local pages; -1 selects none."""
+    pages = token_mask(topk_pages, -(-kv_len // page_size))
+    return np.repeat(pages, page_size, axis=1)[:, :kv_len]

@@ -1,0 +1,132 @@
+"""What a surface must answer to a batch: the sequences of the batch put through the float64 oracle."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from dsa_verify.batch.batch import Batch
+from dsa_verify.errors import unknown_name
+from dsa_verify.oracle.attention import Attention, attend, page_mask
+from dsa_verify.oracle.scores import Scores, best, index_scores, page_scores
+from dsa_verify.shapes import LANES, align
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Scores of every candidate (positions or pages) for every token, and how many may be kept.
+
+    `value` f64[tokens, candidates] is -inf where a candidate is not causal; padding tokens have none.
+    `magnitude` is what rounding errors are relative to. `terms` counts the products summed into a score.
+    """
+
+    value: np.ndarray
+    magnitude: np.ndarray
+    budget: int
+    terms: int
+
+    @property
+    def best(self) -> np.ndarray:
+        """i32[tokens, budget]: the exact answer, lowest candidate first among equals."""
+        return best(self.value, self.budget)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The oracle's answer for one surface: the parts that the surface has."""
+
+    attention: Attention | None = None
+    selection: Selection | None = None
+    cache_kv: np.ndarray | None = None
+
+
+def expected(surface: str, batch: Batch) -> Expected:
+    """The answer of the named surface to a batch."""
+    if surface == "index_topk":
+        return Expected(selection=selection(batch))
+    if surface == "index_page_topk":
+        return Expected(selection=selection(batch, pages=True))
+    written = write_cache(batch)
+    if surface == "cache_write":
+        return Expected(cache_kv=written)
+    if surface in ("dense_mla", "sparse_mla_decode", "sparse_mla_prefill", "sparse_mla_prefill_qblock"):
+        return Expected(attention=attention(surface, batch, written), cache_kv=written)
+    raise unknown_name("surface", surface, ())
+
+
+def selection(batch: Batch, *, pages: bool = False) -> Selection:
+    """Scores of all positions, or of all sequence-local pages, of every token's own sequence."""
+    columns = batch.page_table.shape[1] * (1 if pages else batch.page_size)
+    value = np.full((batch.tokens, columns), -np.inf)
+    magnitude = np.zeros((batch.tokens, columns))
+    keys = batch.index_cache.reshape(-1, batch.index_cache.shape[-1])
+    for seq in range(batch.seqs):
+        rows = batch.rows(seq)
+        if rows.start == rows.stop:
+            continue
+        scores: Scores = index_scores(
+            batch.index_q[rows], batch.index_weights[rows], keys[batch.slots(seq)], batch.positions[rows]
+        )
+        if pages:
+            scores = page_scores(scores, batch.page_size)
+        value[rows, : scores.value.shape[1]] = scores.value
+        magnitude[rows, : scores.value.shape[1]] = scores.magnitude
+    terms = batch.index_q.shape[1] * batch.index_q.shape[2]
+    return Selection(value, magnitude, batch.k_pages if pages else batch.index_topk, terms)
+
+
+def write_cache(batch: Batch) -> np.ndarray:
+    """The latent pool after the step: new rows at `out_cache_loc`, every other bit as it was."""
+    cache = batch.cache_kv.copy()
+    flat = cache.reshape(-1, cache.shape[-1])
+    rank, rope = batch.new_c_kv.shape[1], batch.new_k_pe.shape[1]
+    pe = align(rank, LANES)
+    at = batch.out_cache_loc[batch.real]
+    flat[at] = 0
+    flat[at, :rank] = batch.new_c_kv[batch.real]
+    flat[at, pe : pe + rope] = batch.new_k_pe[batch.real]
+    return cache
+
+
+def attention(surface: str, batch: Batch, cache_kv: np.ndarray) -> Attention:
+    """The answer of an attention surface, over all tokens of the batch; padding rows are zeros."""
+    tokens, heads, rank = batch.ql_nope.shape
+    wide, narrow = (tokens, heads, rank), (tokens, heads)
+    whole = Attention(
+        out=np.zeros(wide),
+        lse=np.full(narrow, -np.inf),
+        spread=np.zeros(wide),
+        weight=np.zeros(wide),
+        logit=np.zeros(narrow),
+        gain=np.zeros(narrow),
+        terms=np.zeros(tokens, int),
+    )
+    latent = cache_kv.reshape(-1, cache_kv.shape[-1])
+    pe, rope = align(rank, LANES), batch.q_pe.shape[-1]
+    for seq in range(batch.seqs):
+        rows = batch.rows(seq)
+        if rows.start == rows.stop:
+            continue
+        cached = latent[batch.slots(seq)]
+        part = attend(
+            batch.ql_nope[rows],
+            batch.q_pe[rows],
+            cached[:, :rank],
+            cached[:, pe : pe + rope],
+            allowed(surface, batch, seq),
+            batch.sm_scale,
+        )
+        for field in fields(Attention):
+            getattr(whole, field.name)[rows] = getattr(part, field.name)
+    return whole
+
+
+def allowed(surface: str, batch: Batch, seq: int) -> np.ndarray:
+    """bool[queries, kv_len]: what each query of a sequence attends on this surface."""
+    rows, kv_len = batch.rows(seq), int(batch.kv_lens[seq])
+    causal = np.arange(kv_len) <= batch.positions[rows][:, None]
+    if surface == "dense_mla":
+        return causal
+    mask = page_mask(batch.topk_pages[rows], kv_len, batch.page_size)
+    if surface == "sparse_mla_decode":
+        mask |= np.arange(kv_len) // batch.page_size == (kv_len - 1) // batch.page_size
+    return causal & mask
