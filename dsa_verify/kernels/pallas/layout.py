@@ -1,0 +1,66 @@
+"""How a ragged step is laid out for kernels: latent rows, token-aligned query blocks, and who is in them.
+
+Query blocks are aligned to the token axis, not to sequences: block b is tokens [b * n, (b + 1) * n). A block
+may therefore span several sequences, which the kernels mask; in return queries and outputs move through
+ordinary pipelined BlockSpecs and every output row, padding included, is written.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dsa_verify.shapes import LANES, align
+
+NOBODY = -1
+"""Sequence and position of a padding token."""
+
+
+class Placement(NamedTuple):
+    """Sequence and position of every token, i32[tokens]; -1 for padding."""
+
+    seq: jax.Array
+    position: jax.Array
+
+
+def place(kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int) -> Placement:
+    """Find each token's sequence and position from i32[seqs] and i32[seqs + 1] metadata."""
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    seq = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
+    at = jnp.minimum(seq, kv_lens.shape[0] - 1)
+    position = kv_lens[at] - cu_q_lens[at + 1] + token
+    real = (token < cu_q_lens[-1]) & (position >= 0)
+    return Placement(jnp.where(real, at, NOBODY), jnp.where(real, position, NOBODY))
+
+
+def block_span(cu_q_lens: jax.Array, blocks: int, block: int) -> tuple[jax.Array, jax.Array]:
+    """First and one past the last sequence with tokens in each query block, both i32[blocks]."""
+    start = jnp.arange(blocks, dtype=jnp.int32) * block
+    first = jnp.searchsorted(cu_q_lens[1:], start, side="right")
+    last = jnp.searchsorted(cu_q_lens[:-1], start + block, side="left")
+    return first.astype(jnp.int32), last.astype(jnp.int32)
+
+
+def pad_to(x: jax.Array, length: int, axis: int = 0, value=0) -> jax.Array:
+    """Pad one axis at its end."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, length - x.shape[axis])
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def latent_rows(nope: jax.Array, pe: jax.Array) -> jax.Array:
+    """`[nope | 0 | pe | 0]` on the last axis, each part padded to 128 lanes.
+
+    Queries and cached rows share this layout, so one contraction over it is the whole logit.
+    """
+    nope = pad_to(nope, align(nope.shape[-1], LANES), axis=-1)
+    pe = pad_to(pe, align(pe.shape[-1], LANES), axis=-1)
+    return jnp.concatenate([nope, pe], axis=-1)
+
+
+def slots(page_table: jax.Array, placement: Placement, page_size: int) -> jax.Array:
+    """Physical slot of every token's own position, i32[tokens]; -1 for padding."""
+    seq = jnp.maximum(placement.seq, 0)
+    position = jnp.maximum(placement.position, 0)
+    slot = page_table[seq, position // page_size] * page_size + position % page_size
+    return jnp.where(placement.seq >= 0, slot, NOBODY)
