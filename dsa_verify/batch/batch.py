@@ -40,6 +40,8 @@ class Batch:
     index_q: np.ndarray  # [tokens, index_n_heads, index_head_dim]
     index_weights: np.ndarray  # f32[tokens, index_n_heads]
     index_cache: np.ndarray  # [pages, page_size, index_head_dim]
+    exact_scores: bool = False
+    """Index scores are small integers, which no dtype rounds; their ties are judged exactly."""
 
     def __post_init__(self) -> None:
         for problem in _problems(self):

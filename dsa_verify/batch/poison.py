@@ -75,7 +75,7 @@ def neighbours_changed(batch: Batch, keep: np.ndarray) -> Batch:
 
     def negate(array: np.ndarray, where: np.ndarray) -> np.ndarray:
         flat = array.reshape(len(where), -1).copy()
-        flat[where] = -0.75 * flat[where][:, ::-1]
+        flat[where] = -flat[where][:, ::-1]
         return flat.reshape(array.shape)
 
     width = batch.ql_nope.shape[-1]

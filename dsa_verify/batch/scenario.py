@@ -120,6 +120,7 @@ class _Builder:
             positions=positions,
             out_cache_loc=locs,
             topk_pages=self._selection(positions),
+            exact_scores=self.scenario.values.exact_scores,
             **caches,
             **self._tokens(),
         )

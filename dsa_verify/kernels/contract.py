@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsa_verify.errors import ContractError, unknown_name
+from dsa_verify.evidence import Promise
 from dsa_verify.shapes import LANES, align
 
 PAGE_MULTIPLE = 16
@@ -126,28 +127,6 @@ def surface_named(name: str) -> Surface:
     if name not in SURFACES:
         raise unknown_name("surface", name, SURFACES)
     return SURFACES[name]
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a provider states about one kernel beyond the surface's contract; it is judged against this.
-
-    recall: share of the best set that an approximate selection finds on average; 1.0 is exact.
-    lowest_tie: whether equal scores are kept in order of position.
-    write_rows: tokens that share the smallest word the kernel writes (2 for bfloat16 in 32-bit words). Slots
-      nobody owns may change inside such a word.
-    finite_memory: the kernel demands that memory nobody owns is finite, so that 0 * x is 0.
-    logit_dtype, probability_dtype, score_dtype: what logits, softmax weights and index scores are rounded to;
-      None for float32 (logits, scores) and for the cache's own dtype (weights).
-    """
-
-    recall: float = 1.0
-    lowest_tie: bool = True
-    write_rows: int = 1
-    finite_memory: bool = False
-    logit_dtype: str | None = None
-    probability_dtype: str | None = None
-    score_dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,8 @@
 """Absorbed MLA of one sequence in float64, dense or over a selection, with what its rounding depends on."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Attention:
-    """The answer for the queries of one sequence, and the conditioning of each element.
-
-    out: f64[queries, heads, kv_lora_rank]; a query that may attend nothing gets zeros.
-    lse: f64[queries, heads]: natural log of the sum of exp of the scaled logits; -inf for such a query.
-    spread: f64 like out: sqrt(sum_j (p_j v_j)^2), the scale of independent errors in the weights p.
-    weight: f64 like out: sum_j |p_j v_j|, the scale of the worst case.
-    logit: f64[queries, heads]: largest sum_d |q_d k_jd| * sm_scale over attended j.
-    gain: f64[queries, heads]: sqrt(sum_j (p_j <v_j, out>)^2) / |out|^2, how errors in p stretch a whole row.
-    terms: i[queries]: number of attended tokens.
-    """
-
-    out: np.ndarray
-    lse: np.ndarray
-    spread: np.ndarray
-    weight: np.ndarray
-    logit: np.ndarray
-    gain: np.ndarray
-    terms: np.ndarray
+from dsa_verify.evidence import Attention
 
 
 def attend(

@@ -1,42 +1,15 @@
 """What a surface must answer to a batch: the sequences of the batch put through the float64 oracle."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.errors import unknown_name
-from dsa_verify.oracle.attention import Attention, attend, page_mask
+from dsa_verify.evidence import Attention, Expected, Selection
+from dsa_verify.oracle.attention import attend, page_mask
 from dsa_verify.oracle.scores import Scores, best, index_scores, page_scores
 from dsa_verify.shapes import LANES, align
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Scores of every candidate (positions or pages) for every token, and how many may be kept.
-
-    `value` f64[tokens, candidates] is -inf where a candidate is not causal; padding tokens have none.
-    `magnitude` is what rounding errors are relative to. `terms` counts the products summed into a score.
-    """
-
-    value: np.ndarray
-    magnitude: np.ndarray
-    budget: int
-    terms: int
-
-    @property
-    def best(self) -> np.ndarray:
-        """i32[tokens, budget]: the exact answer, lowest candidate first among equals."""
-        return best(self.value, self.budget)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The oracle's answer for one surface: the parts that the surface has."""
-
-    attention: Attention | None = None
-    selection: Selection | None = None
-    cache_kv: np.ndarray | None = None
 
 
 def expected(surface: str, batch: Batch) -> Expected:
@@ -71,7 +44,8 @@ def selection(batch: Batch, *, pages: bool = False) -> Selection:
         value[rows, : scores.value.shape[1]] = scores.value
         magnitude[rows, : scores.value.shape[1]] = scores.magnitude
     terms = batch.index_q.shape[1] * batch.index_q.shape[2]
-    return Selection(value, magnitude, batch.k_pages if pages else batch.index_topk, terms)
+    budget = batch.k_pages if pages else batch.index_topk
+    return Selection(value, magnitude, best(value, budget), terms, batch.exact_scores)
 
 
 def write_cache(batch: Batch) -> np.ndarray:

@@ -7,12 +7,12 @@ that it precedes covers its region, because whatever races with the first then r
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-Region = tuple[range, ...]  # the indices touched per dimension; missing trailing dimensions are touched whole
+from dsa_verify.runtime.regions import Region, covers, overlap, pretty
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,19 @@ class Access:
         return bool((self.clock <= other.clock).all())
 
     def __str__(self) -> str:
-        indices = ", ".join(_pretty(r) for r in self.region)
-        return f"{'write' if self.write else 'read'} of [{indices}] at {self.where()}"
+        return f"{'write' if self.write else 'read'} of {pretty(self.region)} at {self.where()}"
 
 
 class RaceDetector:
-    """The accesses of one kernel; `found` receives (buffer, earlier, later) for each race."""
+    """The accesses of one kernel; `found` receives (buffer, earlier, later) for each race. A buffer is any tuple."""
 
-    def __init__(self, found: Callable[[Hashable, Access, Access], None]) -> None:
+    def __init__(self, found: Callable[[tuple, Access, Access], None]) -> None:
         self._found = found
         self._lock = threading.Lock()  # cores of a multi-core kernel run on threads of their own
-        self._reads: dict[Hashable, dict[Region, list[Access]]] = defaultdict(lambda: defaultdict(list))
-        self._writes: dict[Hashable, list[Access]] = defaultdict(list)
+        self._reads: dict[tuple, dict[Region, list[Access]]] = defaultdict(lambda: defaultdict(list))
+        self._writes: dict[tuple, list[Access]] = defaultdict(list)
 
-    def check(self, buffer: Hashable, access: Access) -> None:
+    def check(self, buffer: tuple, access: Access) -> None:
         """Reports the races of `access` with earlier ones of `buffer`, and remembers it."""
         if not all(access.region):
             return  # an empty slice touches nothing
@@ -59,36 +58,15 @@ class RaceDetector:
                 same[:] = [old for old in same if not old.precedes(access)]
                 same.append(access)
 
-    def _conflicts(self, buffer: Hashable, earlier: list[Access], access: Access) -> list[Access]:
+    def _conflicts(self, buffer: tuple, earlier: list[Access], access: Access) -> list[Access]:
         """Reports the races of `access` with `earlier`; what of `earlier` still has to be remembered."""
         kept = []
         for old in earlier:
-            if _overlap(old.region, access.region):
+            if overlap(old.region, access.region):
                 ordered = old.precedes(access)
                 if not ordered and not access.precedes(old):
                     self._found(buffer, old, access)
-                if ordered and access.write and _covers(access.region, old.region):
+                if ordered and access.write and covers(access.region, old.region):
                     continue
             kept.append(old)
         return kept
-
-
-def _overlap(left: Region, right: Region) -> bool:
-    for a, b in zip(left, right):
-        if a.start >= b.stop or b.start >= a.stop:
-            return False
-        if (a.step != 1 or b.step != 1) and set(a).isdisjoint(b):
-            return False
-    return True
-
-
-def _covers(outer: Region, inner: Region) -> bool:
-    if len(outer) > len(inner):
-        return False  # `inner` takes a whole dimension that `outer` may not
-    return all(a.step == 1 and a.start <= b.start and b.stop <= a.stop for a, b in zip(outer, inner))
-
-
-def _pretty(indices: range) -> str:
-    if len(indices) == 1:
-        return str(indices.start)
-    return f"{indices.start}:{indices.stop}" + (f":{indices.step}" if indices.step != 1 else "")

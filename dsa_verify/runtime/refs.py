@@ -1,4 +1,4 @@
-"""Views of a simulated buffer: reads and writes through reshaped, bitcast or transposed refs, as boxes of the real buffer.
+"""Views of a simulated buffer: accesses through reshaped, bitcast or transposed refs, as boxes of the real buffer.
 
 The TPU interpreter understands indexing and nothing else, yet real kernels view a paged bf16 cache as 32-bit words or
 as flat rows. A `View` pulls such an access back, transform by transform, to boxes of the buffer itself; the buffer (a
@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from dsa_verify.errors import RuntimeUnsupported
+from dsa_verify.runtime.regions import Index, Region, outside, pretty
 
 Box = tuple[tuple[int, int], ...]  # (start, size) per dimension; an access always names every dimension
 
@@ -22,14 +23,19 @@ Box = tuple[tuple[int, int], ...]  # (start, size) per dimension; an access alwa
 class View(Protocol):
     """An array living in a simulated buffer."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
 
     def read(self, box: Box) -> np.ndarray:
         """The elements of `box`, with one axis per dimension of the view."""
+        ...
 
     def write(self, box: Box, value: np.ndarray) -> np.ndarray | None:
         """Stores `value`; the previous content when the access is a swap, else None."""
+        ...
 
 
 def whole(view: View) -> Box:
@@ -42,15 +48,24 @@ def sizes(box: Box) -> tuple[int, ...]:
     return tuple(size for _, size in box)
 
 
+def region(box: Box) -> Region:
+    """The box as ranges."""
+    return tuple(range(start, start + size) for start, size in box)
+
+
 @dataclass(frozen=True)
 class Indexed:
-    """`parent[indices]`: an int drops its dimension, a (start, size) keeps it.
+    """`parent[indices]`: an int drops its dimension, a (start, size, stride) keeps it.
 
     Bounds are not checked here: a ref is an address, so a slice may overhang as long as the access inside it does not.
     """
 
     parent: View
-    indices: tuple[int | tuple[int, int], ...]
+    indices: tuple[Index, ...]
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(index, int) and index[2] != 1 for index in self.indices):
+            raise RuntimeUnsupported("a strided slice of a reshaped, bitcast or transposed ref cannot be simulated")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -214,9 +229,10 @@ def reinterpret(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def check_inside(box: Box, shape: tuple[int, ...]) -> None:
     """Raises IndexError when `box` leaves `shape`; a view's own edge, which the buffer's check cannot know."""
-    if any(size > 0 and not 0 <= start <= start + size <= dim for (start, size), dim in zip(box, shape, strict=True)):
-        ranges = ", ".join(f"{start}:{start + size}" for start, size in box)
-        raise IndexError(f"Out-of-bounds access [{ranges}] of a reshaped or bitcast ref of shape {list(shape)}")
+    if outside(region(box), shape):
+        raise IndexError(
+            f"Out-of-bounds access of {pretty(region(box))} in a reshaped or bitcast ref of shape {list(shape)}"
+        )
 
 
 def _groups(left: tuple[int, ...], right: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -5,24 +5,49 @@ finding states what happened and where (file:line of the kernel, of both accesse
 in one version or another, so that both supported versions give the same kinds.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dsa_verify.runtime.races import Access, RaceDetector
 
-KINDS = ("race", "out-of-bounds", "dead-wait", "leftover-semaphore", "revisited-block", "kernel-error")
+Kind = Literal["race", "out-of-bounds", "dead-wait", "leftover-semaphore", "revisited-block", "kernel-error"]
 
 
 class DeadWait(Exception):
     """A semaphore wait that nothing in the kernel can ever satisfy."""
 
 
+class Patience(threading.Condition):
+    """What a semaphore sleeps on when nothing is pending: alone that is for ever, so it raises `DeadWait`.
+
+    Where other cores run (`alone` is false) one of them may still signal; the interpreter then naps 0.1 s at a time,
+    and a minute of naps in one wait counts as dead.
+    """
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self._naps = 0 if alone else 600
+        self._left = self._naps
+
+    def rest(self) -> None:
+        """A new wait starts."""
+        self._left = self._naps
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._left == 0:
+            raise DeadWait
+        self._left -= 1
+        return super().wait(timeout)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a kernel; `kind` is one of `KINDS`, `message` says what and where."""
+    """One fault of a kernel: its kind, and what happened where."""
 
-    kind: str
+    kind: Kind
     message: str
 
     def __str__(self) -> str:
@@ -61,7 +86,7 @@ class Recorder:
 
     def kernel(self) -> RaceDetector:
         """A race detector for a kernel that starts now; it reports to this recorder."""
-        return RaceDetector(self._raced)
+        return RaceDetector(lambda buffer, earlier, later: self._raced(buffer[0], earlier, later))
 
     def _raced(self, space: str, earlier: Access, later: Access) -> None:
         """Counts a race once per pair of source lines: a racing loop is one fault, not a thousand."""
@@ -76,14 +101,15 @@ class Recorder:
 
     def copied(self, source: str, destination: str, nbytes: int) -> None:
         """A copy between memory spaces, by DMA or as a block."""
-        route = tuple("hbm" if space == "any" else space for space in (source, destination))
+        route = ("hbm" if source == "any" else source, "hbm" if destination == "any" else destination)
         self._copies[route] += 1
         self._bytes[route] += nbytes
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
         """Copies so far, per pair of memory spaces, in alphabetical order."""
-        return tuple(Traffic(*route, self._copies[route], self._bytes[route]) for route in sorted(self._copies))
+        routes = sorted(self._copies)
+        return tuple(Traffic(source, to, self._copies[source, to], self._bytes[source, to]) for source, to in routes)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -95,7 +121,7 @@ class Recorder:
         return tuple(found)
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException) -> Kind:
     """The kind of finding that an exception raised inside the interpreter stands for."""
     text = str(error)
     if isinstance(error, DeadWait):

@@ -1,12 +1,16 @@
-"""What both indexer kernels share: query blocks, the stream of index keys out of the paged pool, and the score.
+"""What both indexer kernels share: query blocks, the stream of index keys out of the paged pool, and the scores.
 
 A query block is `query_block` consecutive tokens; sequences may begin and end inside it. Its work is a list of
 items, one per (step, sequence): step j of a sequence is its pages [j * pages_per_step, (j + 1) * pages_per_step).
 All sequences of a block take step j before any takes step j + 1, so a block finishes one window of columns at a
-time. Items run through two key buffers: while one is scored, the pages of the next are on their way.
+time. Items run through a ring of key buffers: while one is scored, the pages of the next ones are on their way.
 
 Only pages with a causal token of the block are fetched. That is more than thrift: entries of the page table
 beyond a sequence's last page are not page ids at all, and a DMA through one reads out of the pool.
+
+Within an item, queries are scored a tile at a time: few enough that code and spills stay small whatever the query
+block, and only tiles with a query that sees the step. A decode batch, whose block spans many sequences, thus costs
+one tile a sequence, and a prefill skips the tiles above the diagonal.
 """
 
 from collections.abc import Callable
@@ -27,26 +31,24 @@ from dsa_verify.shapes import LANES, align
 QUERY_BLOCK = 128
 """Queries that share one pass over the keys: the keys of a sequence cross HBM tokens / QUERY_BLOCK times."""
 STEP_TOKENS = 512
-"""Keys scored at once, at most: long enough to hide a DMA's latency, and four vector registers wide."""
+"""Keys scored at once, at most: four vector registers wide, so that one broadcast head weight serves four."""
 STEP_PAGES = (8, 4, 2, 1)
 """Pages fetched at once, the first that fits: each adds a maximum to the code of a page selection."""
-TILE_ROWS = 256
-"""Rows (query x head) of one matrix product. Larger ones unroll into more vector code for the same rate, and a
-decode, which fills one row of heads in a tile, wastes more of them."""
-SUBLANES = 8
-SLOTS = 2
-
+TILE = 8
+"""Queries scored together: one sublane tile of scores. With 32 heads that is a matrix product of 256 rows; more would
+unroll into more vector code for the same rate, and waste more where a tile holds a single decode."""
+BUFFERS = 4
+"""Key buffers in the ring. Two hide the fetch behind a prefill's 16 tiles; a decode scores one tile an item, less
+time than a DMA takes to arrive, and needs several items in flight to use the bandwidth."""
 
 @dataclass(frozen=True)
 class Tiling:
-    """The static sizes of one call; a tile is the `tile` queries that are scored together."""
+    """The static sizes of one call."""
 
     query_block: int
-    tile: int
     heads: int
     page_size: int
     pages_per_step: int
-    precision: lax.Precision
 
     @property
     def step_tokens(self) -> int:
@@ -54,7 +56,7 @@ class Tiling:
 
 
 class Work(NamedTuple):
-    """Scalars in SMEM. The last three, i32[blocks], say which sequences a block holds and how long the longest is."""
+    """Scalars in SMEM. The last three, i32[blocks], say which sequences a block holds and the steps of the longest."""
 
     page_table: Any
     kv_lens: Any
@@ -65,21 +67,13 @@ class Work(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call made ready for `pallas_call`: scalars, array operands, sizes."""
+    """A call made ready for `launch`."""
 
     work: Work
     queries: jax.Array  # [tokens * heads, index_head_dim]
     weights: jax.Array  # f32[tokens, heads]
+    cache: jax.Array
     tiling: Tiling
-
-    @property
-    def query_specs(self) -> list[pl.BlockSpec]:
-        """Queries and weights of one block; the grid's first axis counts blocks, the last block may overhang."""
-        block, heads, dim = self.tiling.query_block, self.tiling.heads, self.queries.shape[1]
-        return [
-            pl.BlockSpec((block * heads, dim), lambda block, *_: (block, 0)),
-            pl.BlockSpec((block, heads), lambda block, *_: (block, 0)),
-        ]
 
 
 def prepare(
@@ -91,22 +85,26 @@ def prepare(
     [tokens * heads, dim] are the same bytes and no kernel has to reshape a query. Real models need no padding.
     """
     axes = check_call(SURFACES[surface], arrays, {"index_topk": index_topk})
-    queries, cache = arrays["index_q"], arrays["index_cache"]
-    heads = align(axes["index_n_heads"], SUBLANES * 4 // queries.dtype.itemsize)
-    tile = max(TILE_ROWS // heads // SUBLANES, 1) * SUBLANES
+    queries, cache, tokens = arrays["index_q"], arrays["index_cache"], axes["tokens"]
+    if queries.dtype != cache.dtype or cache.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ContractError(
+            f"{surface}: index_q is {queries.dtype} and index_cache {cache.dtype}, expected both float32 or both "
+            f"bfloat16; cast index_q, the cache is too large to copy."
+        )
+    if query_block < 1:
+        raise ContractError(f"{surface}: query_block is {query_block}, expected at least 1.")
+    heads = align(axes["index_n_heads"], 32 // cache.dtype.itemsize)
     tiling = Tiling(
-        query_block=min(align(query_block, tile), align(axes["tokens"], tile)),
-        tile=tile,
+        query_block=min(align(query_block, TILE), align(tokens, TILE)),
         heads=heads,
         page_size=axes["page_size"],
         pages_per_step=_pages_per_step(surface, axes["page_size"], pages_per_step),
-        # The default multiplies float32 in one bfloat16 pass; bfloat16 products are exact in float32 anyway.
-        precision=lax.Precision.HIGHEST if cache.dtype == jnp.float32 else lax.Precision.DEFAULT,
     )
     return Call(
-        _work(arrays["page_table"], arrays["kv_lens"], arrays["cu_q_lens"], axes["tokens"], tiling),
-        pad_to(queries, heads, axis=1).reshape(axes["tokens"] * heads, -1),
+        _work(arrays["page_table"], arrays["kv_lens"], arrays["cu_q_lens"], tokens, tiling),
+        pad_to(queries, heads, axis=1).reshape(tokens * heads, -1),
         pad_to(arrays["index_weights"].astype(jnp.float32), heads, axis=1),
+        cache,
         tiling,
     )
 
@@ -117,7 +115,7 @@ def _pages_per_step(surface: str, page_size: int, given: int | None) -> int:
 
     if given is None:
         fitting = (pages for pages in STEP_PAGES if pages * page_size <= STEP_TOKENS and whole(pages))
-        return next(fitting, STEP_PAGES[0])  # eight pages are whole tiles whatever the page size
+        return next(fitting, STEP_PAGES[0])  # eight pages make whole lane tiles whatever the page size
     if not whole(given):
         raise ContractError(
             f"{surface}: pages_per_step is {given}, expected a divisor of {LANES} that makes a multiple of {LANES} "
@@ -126,9 +124,7 @@ def _pages_per_step(surface: str, page_size: int, given: int | None) -> int:
     return given
 
 
-def _work(
-    page_table: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int, tiling: Tiling
-) -> Work:
+def _work(page_table: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int, tiling: Tiling) -> Work:
     """Find the sequences of each block; those without queries or keys do not count at either end of the range."""
     begin = jnp.arange(pl.cdiv(tokens, tiling.query_block), dtype=jnp.int32)[:, None] * tiling.query_block
     first, end = cu_q_lens[:-1], cu_q_lens[1:]
@@ -141,120 +137,160 @@ def _work(
     return Work(page_table, kv_lens, cu_q_lens, first_seq, jnp.maximum(last_seq - first_seq + 1, 0), steps)
 
 
+def launch(kernel: Callable[["Scorer", Any], None], call: Call, width: int, windows: int, name: str) -> jax.Array:
+    """Run `kernel(scorer, out)` for every query block and window of columns; f32[tokens, windows * width].
+
+    `out` is the [query_block, width] block of the result. The last query block may overhang the tokens: Pallas
+    drops what is written there, and no sequence has a row there.
+    """
+    tiling, (tokens, heads), scalars = call.tiling, call.weights.shape, len(Work._fields)
+    rows, dim = tiling.query_block, call.queries.shape[1]
+
+    def body(*refs):
+        queries, weights, cache, out, keys, sems = refs[scalars:]
+        kernel(Scorer(Work(*refs[:scalars]), queries, weights, cache, keys, sems, tiling), out)
+
+    return pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=scalars,
+            grid=(pl.cdiv(tokens, rows), windows),
+            in_specs=[
+                pl.BlockSpec((rows * heads, dim), lambda block, *_: (block, 0)),
+                pl.BlockSpec((rows, heads), lambda block, *_: (block, 0)),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=pl.BlockSpec((rows, width), lambda block, window, *_: (block, window)),
+            scratch_shapes=[
+                pltpu.VMEM((BUFFERS, tiling.pages_per_step, *call.cache.shape[1:]), call.cache.dtype),
+                pltpu.SemaphoreType.DMA((BUFFERS,)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct((tokens, windows * width), jnp.float32),
+        # Blocks share nothing and may run on two cores; the windows of a block share its ring of keys.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        name=name,
+    )(*call.work, call.queries, call.weights, call.cache)
+
+
+class Block(NamedTuple):
+    """The scalars of one query block, read once a program."""
+
+    row: Any  # its first token
+    first_seq: Any
+    seqs: Any
+    steps: Any
+
+
 class Item(NamedTuple):
     """One step of one sequence for one query block."""
 
-    seq: jax.Array
-    first_page: jax.Array  # of the step
-    pages: jax.Array  # to fetch: those with a causal token of the block; 0 when there is nothing to do
-    rows: tuple[jax.Array, jax.Array]  # first and one past the last row of the sequence, counted from the block
-    shift: jax.Array  # position of a row minus the row
-
-
-def item_at(work: Work, block: jax.Array, index: jax.Array, tiling: Tiling) -> Item:
-    """Item `index` of a block; beyond the last one an empty item, so that a prefetch needs no special case."""
-    seqs = jnp.maximum(work.seqs[block], 1)
-    step, place = lax.div(index, seqs), lax.rem(index, seqs)
-    seq = work.first_seq[block] + place
-    start, end, kv_len = work.cu_q_lens[seq], work.cu_q_lens[seq + 1], work.kv_lens[seq]
-    row = block * tiling.query_block
-    first, last = jnp.maximum(start - row, 0), jnp.minimum(end - row, tiling.query_block)
-    shift = row + kv_len - end
-    wanted = pl.cdiv(shift + last, tiling.page_size) - step * tiling.pages_per_step
-    live = (step < work.steps[block]) & (first < last) & (kv_len > 0)
-    pages = jnp.where(live, jnp.clip(wanted, 0, tiling.pages_per_step), 0)
-    return Item(seq, step * tiling.pages_per_step, pages, (first, last), shift)
+    seq: Any
+    first_page: Any  # of the step
+    pages: Any  # to fetch: those with a causal token of the block; 0 when there is nothing to do
+    first_row: Any  # rows of the sequence, counted from the block's first
+    end_row: Any
+    shift: Any  # position of a row minus the row
 
 
 @dataclass(frozen=True)
-class KeyStream:
-    """The index keys of one block's items, double buffered.
+class Scorer:
+    """Scores the items of one query block inside a kernel.
 
-    `keys` [2, pages_per_step, page_size, index_head_dim] is VMEM, `sems` one DMA semaphore a buffer. What no
-    page filled is what the memory held before, NaN included: scores of it are masked, never multiplied.
+    `keys` [BUFFERS, pages_per_step, page_size, index_head_dim] is VMEM, `sems` one DMA semaphore a buffer. What no
+    page filled is whatever the memory held before, NaN included: scores of it are masked, never multiplied.
     """
 
     work: Work
+    queries: Any
+    weights: Any
     cache: Any
     keys: Any
     sems: Any
     tiling: Tiling
 
-    def run(self, block: jax.Array, begin: Any, end: Any, consume: Callable[[Item, jax.Array], None]) -> None:
-        """Hand items [begin, end) of a block to `consume(item, keys)`.
+    def block(self) -> Block:
+        index, work = pl.program_id(0), self.work
+        return Block(index * self.tiling.query_block, work.first_seq[index], work.seqs[index], work.steps[index])
 
-        Several calls may share the items of a block, in order: the item after `end` is already being fetched.
+    def run(self, block: Block, begin: Any, end: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
+        """Score items [begin, end) of a block: `consume(first_page, rows, scores)` for every tile that they reach.
+
+        `scores` f32[TILE, step_tokens] are those of `rows`, a slice of the block, at the step's positions; -inf
+        where the row belongs to another sequence or the position is not causal. Successive calls share the ring: the
+        first, with begin 0, fills it, and items after `end` are on their way when a call returns.
         """
-        first = item_at(self.work, block, begin, self.tiling)
-        pl.when(begin == 0)(lambda: self._start(first, 0))
 
-        def one(index: jax.Array, item: Item) -> Item:
-            slot, after = lax.rem(index, SLOTS), item_at(self.work, block, index + 1, self.tiling)
-            self._start(after, 1 - slot)
-            self._wait(item, slot)
-            keys = self.keys.at[slot]
-            pl.when(item.pages > 0)(lambda: consume(item, keys))
-            return after
+        @pl.loop(0, jnp.where(begin == 0, BUFFERS - 1, 0))
+        def _(index):
+            self._start(self._item(block, index), index)
 
-        lax.fori_loop(begin, end, one, first)
+        @pl.loop(begin, end)
+        def _(index):
+            ahead = index + BUFFERS - 1
+            self._start(self._item(block, ahead), lax.rem(ahead, BUFFERS))
+            item, buffer = self._item(block, index), lax.rem(index, BUFFERS)
+            self._wait(item, buffer)
+            pl.when(item.pages > 0)(lambda: self._tiles(block, item, buffer, consume))
 
-    def _start(self, item: Item, slot: Any) -> None:
+    def _item(self, block: Block, index: Any) -> Item:
+        """Item `index` of a block; an empty one beyond the last, so that fetching ahead needs no special case."""
+        tiling, seqs = self.tiling, jnp.maximum(block.seqs, 1)
+        step, seq = lax.div(index, seqs), block.first_seq + lax.rem(index, seqs)
+        start, end, kv_len = self.work.cu_q_lens[seq], self.work.cu_q_lens[seq + 1], self.work.kv_lens[seq]
+        first_row = jnp.maximum(start - block.row, 0)
+        end_row = jnp.minimum(end - block.row, tiling.query_block)
+        shift, first_page = block.row + kv_len - end, step * tiling.pages_per_step
+        causal = pl.cdiv(shift + end_row, tiling.page_size) - first_page
+        live = (step < block.steps) & (first_row < end_row) & (kv_len > 0)
+        pages = jnp.where(live, jnp.clip(causal, 0, tiling.pages_per_step), 0)
+        return Item(seq, first_page, pages, first_row, end_row, shift)
+
+    def _start(self, item: Item, buffer: Any) -> None:
         @pl.loop(0, item.pages)
         def _(n):
             page = self.work.page_table[item.seq, item.first_page + n]
-            pltpu.make_async_copy(self.cache.at[page], self.keys.at[slot, n], self.sems.at[slot]).start()
+            pltpu.make_async_copy(self.cache.at[page], self.keys.at[buffer, n], self.sems.at[buffer]).start()
 
-    def _wait(self, item: Item, slot: Any) -> None:
+    def _wait(self, item: Item, buffer: Any) -> None:
         @pl.loop(0, item.pages)
         def _(n):
-            # A wait counts bytes; any page stands for the one that was fetched, without reading the table again.
-            pltpu.make_async_copy(self.cache.at[0], self.keys.at[slot, n], self.sems.at[slot]).wait()
+            # A wait counts bytes: page 0 stands for the page that was fetched, whose id need not be read again.
+            pltpu.make_async_copy(self.cache.at[0], self.keys.at[buffer, n], self.sems.at[buffer]).wait()
 
+    def _tiles(self, block: Block, item: Item, buffer: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
+        first_key = item.first_page * self.tiling.page_size
+        first_row = jnp.maximum(item.first_row, first_key - item.shift)  # earlier ones see none of these keys
 
-def scratch_shapes(cache: jax.Array, tiling: Tiling) -> list[Any]:
-    """Key buffers and semaphores of a `KeyStream`."""
-    return [
-        pltpu.VMEM((SLOTS, tiling.pages_per_step, *cache.shape[1:]), cache.dtype),
-        pltpu.SemaphoreType.DMA((SLOTS,)),
-    ]
+        @pl.loop(lax.div(first_row, TILE), pl.cdiv(item.end_row, TILE))
+        def _(index):
+            row = pl.multiple_of(index * TILE, TILE)
+            scores = self._score(row, buffer)
+            consume(item.first_page, pl.ds(row, TILE), _mask(scores, row, item, first_key))
 
-
-def for_each_tile(
-    item: Item, queries: Any, weights: Any, keys: Any, tiling: Tiling, consume: Callable[[Any, jax.Array], None]
-) -> None:
-    """Score the tiles that an item reaches: `consume(rows, scores)`, f32[tile, step_tokens], -inf where not causal.
-
-    Only tiles with a row of the item's sequence that sees the step's first key are scored. A decode batch, where
-    a block spans many sequences, thus costs one tile a sequence, not the block.
-    """
-    dim = keys.shape[-1]
-    rows_first, rows_last = item.rows
-    first_key = item.first_page * tiling.page_size
-    begin = lax.div(jnp.maximum(rows_first, first_key - item.shift), tiling.tile)
-    flat = (tiling.tile * tiling.heads, tiling.step_tokens)
-
-    @pl.loop(begin, pl.cdiv(rows_last, tiling.tile))
-    def _(tile):
-        row = pl.multiple_of(tile * tiling.tile, tiling.tile)
+    def _score(self, row: Any, buffer: Any) -> jax.Array:
+        """`sum_h w_h * relu(q_h . k)` of a tile of queries and every key of a buffer, f32[TILE, step_tokens]."""
+        heads, keys = self.tiling.heads, self.tiling.step_tokens
+        first = pl.multiple_of(row * heads, TILE * heads)
         products = lax.dot_general(
-            queries[pl.ds(pl.multiple_of(row * tiling.heads, flat[0]), flat[0]), :],
-            keys[...].reshape(tiling.step_tokens, dim),
+            self.queries[pl.ds(first, TILE * heads), :],
+            self.keys[buffer].reshape(keys, -1),
             (((1,), (1,)), ((), ())),
-            precision=tiling.precision,
+            # By default float32 is multiplied as bfloat16; products of two bfloat16 are exact in float32 anyway.
+            precision=lax.Precision.HIGHEST if self.keys.dtype == jnp.float32 else lax.Precision.DEFAULT,
             preferred_element_type=jnp.float32,
         )
-        products = jnp.maximum(products, 0.0).reshape(tiling.tile, tiling.heads, tiling.step_tokens)
-        scores = jnp.sum(products * weights[pl.ds(row, tiling.tile), :][:, :, None], axis=1)
-        consume(pl.ds(row, tiling.tile), _causal(scores, row, item, first_key))
+        weights = self.weights[pl.ds(row, TILE), :][:, :, None]
+        return jnp.sum(jnp.maximum(products, 0.0).reshape(TILE, heads, keys) * weights, axis=1)
 
 
-def _causal(scores: jax.Array, first_row: jax.Array, item: Item, first_key: jax.Array) -> jax.Array:
+def _mask(scores: jax.Array, first_row: Any, item: Item, first_key: Any) -> jax.Array:
     """Keep the scores of the item's own rows at positions they may see; -inf elsewhere."""
     row = first_row + lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
-    mine = (row >= item.rows[0]) & (row < item.rows[1])
+    mine = (row >= item.first_row) & (row < item.end_row)
     last_key = jnp.where(mine, row + item.shift, -1)
     key = first_key + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-    # Heads of negative weight make -0.0, which top_k would put behind 0.0; the contract calls them equal.
+    # Heads of negative weight make -0.0, which top_k puts behind 0.0; the contract calls them equal.
     scores = jnp.where(scores == 0.0, 0.0, scores)
     return jnp.where(key <= last_key, scores, -jnp.inf)
 
@@ -262,5 +298,4 @@ def _causal(scores: jax.Array, first_row: jax.Array, item: Item, first_key: jax.
 def best(scores: jax.Array, k: int) -> jax.Array:
     """The k best columns of each row, i32[rows, k]: lowest column first among equals, -1 where only -inf is left."""
     value, column = lax.top_k(scores, min(k, scores.shape[1]))
-    chosen = jnp.where(value > -jnp.inf, column, -1)
-    return pad_to(chosen, k, axis=1, value=-1)
+    return pad_to(jnp.where(value > -jnp.inf, column, -1), k, axis=1, value=-1)

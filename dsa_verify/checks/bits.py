@@ -1,0 +1,15 @@
+"""Bit for bit: comparison that tells NaN from NaN and -0.0 from 0.0."""
+
+import numpy as np
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The same memory as unsigned bytes [rows, bytes a row]."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+
+
+def differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """bool[rows]: rows of the leading axis that differ in any bit."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return np.ones(len(a), bool)
+    return (as_bits(a) != as_bits(b)).any(axis=1)

@@ -1,0 +1,93 @@
+"""Error budgets derived from dtypes, the number of summed terms, and the conditioning of each element.
+
+Notation: u(t) = 2^-p for a dtype with p significant bits (float32: 2^-24, bfloat16: 2^-8), the largest
+relative error of one rounding to nearest. A kernel that keeps the contract computes, for each query and head,
+
+    s_j = fl32(sm_scale * q . k_j)        logits, float32 accumulation over W products
+    p_j = fl_p(exp(s_j - m) / l)          weights, rounded to the dtype that enters the value product
+    o   = fl_out(sum_j p_j v_j)           float32 accumulation over n tokens, rounded on output
+
+1. Rounding of p_j: relative errors e_j, |e_j| <= u_p, independent. Their effect on an output element is
+   sum_j e_j p_j v_j: at most u_p * sum_j |p_j v_j| (`weight`), and, as each e_j is uniform with standard
+   deviation u_p / sqrt(3), beyond 4 u_p * sqrt(sum_j (p_j v_j)^2) (`spread`) only at 7 standard deviations.
+   The budget takes the smaller of the two.
+2. Error of the logits: |ds_j| <= d = sqrt(W) * u32 * sum |q_d k_jd| * sm_scale, the probabilistic bound of a
+   float32 dot product (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, with lambda = 1), plus
+   u(logit dtype) * |s| where a provider rounds logits. First order: do = sum_j p_j ds_j (v_j - o), at most
+   d * (weight + |o|).
+3. Accumulation of l and of o: sqrt(n) * u32 * weight by the same bound, and 4 u32 for exp, the running maximum's
+   rescaling and the division.
+4. Output rounding: u_out * |o|.
+
+The sum is multiplied by MARGIN. Steps 1 to 4 are first order, and step 4 is attained: a kernel that does nothing wrong
+reaches it. With the margin a correct kernel uses at most two thirds of its budget.
+
+Elements are judged one by one against the sum. A small systematic error in every element (a scale of 1.02) can
+hide below it, so each row is judged as a whole too: its gain, <got - o, o> / <o, o>, averages independent
+rounding of the outputs over the row, leaving u_p * min(4 * gain, 1) from step 1, where `gain` is
+sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2, and 4 u_out * sqrt(sum o^4) / sum o^2 from step 4.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsa_verify.evidence import Attention, Promise
+
+SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
+U32 = 2.0**-24
+MARGIN = 1.5
+"""Room above first-order worst cases; see the derivation. vLLM's derived ROCm tolerances use the same factor."""
+
+
+def unit_roundoff(dtype: object) -> float:
+    """Largest relative error of rounding to nearest in a float dtype."""
+    return 2.0 ** -SIGNIFICANT_BITS[str(dtype)]
+
+
+@dataclass(frozen=True)
+class AttentionBudget:
+    """How far a correct kernel may be from the oracle: per element, per row and per lse."""
+
+    element: np.ndarray  # f64[tokens, heads, kv_lora_rank]
+    gain: np.ndarray  # f64[tokens, heads]
+    lse: np.ndarray  # f64[tokens, heads]
+
+
+def attention_budget(exact: Attention, dtype: object, width: int, promise: Promise) -> AttentionBudget:
+    """Budget of attention outputs; see the derivation at the top of this file.
+
+    Args:
+      dtype: of queries, cache and outputs. width: products summed into one logit.
+    """
+    u_out = unit_roundoff(dtype)
+    u_p = unit_roundoff(promise.probability_dtype or dtype)
+    n = exact.terms[:, None]
+    size = np.abs(exact.out)
+    logit_error = np.sqrt(width) * U32 * exact.logit
+    if promise.logit_dtype is not None:
+        logit_error = logit_error + unit_roundoff(promise.logit_dtype) * exact.logit
+    float32 = (np.sqrt(n) + 4) * U32
+    element = (
+        u_p * np.minimum(4 * exact.spread, exact.weight)
+        + logit_error[..., None] * (exact.weight + size)
+        + float32[..., None] * exact.weight
+        + u_out * size
+    )
+    norm = np.sum(size**2, axis=-1)
+    outputs = 4 * u_out * np.sqrt(np.sum(size**4, axis=-1)) / np.where(norm > 0, norm, 1.0)
+    gain = u_p * np.minimum(4 * exact.gain, 1.0) + 2 * logit_error + float32 + outputs
+    lse = logit_error + float32 + U32 * np.abs(np.where(np.isfinite(exact.lse), exact.lse, 0.0))
+    return AttentionBudget(MARGIN * element, MARGIN * gain, MARGIN * lse)
+
+
+def score_band(magnitude: np.ndarray, terms: int, promise: Promise) -> np.ndarray:
+    """How far a computed index score may be from the exact one, f64 like `magnitude`.
+
+    sqrt(terms) * u32 * sum |w_h q_hd k_d| for float32 accumulation (step 2 above); plus u(score dtype) of the same sum
+    where a provider rounds its scores.
+    """
+    u = np.sqrt(terms) * U32
+    if promise.score_dtype is not None:
+        u += unit_roundoff(promise.score_dtype)
+    return u * magnitude

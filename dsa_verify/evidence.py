@@ -1,0 +1,153 @@
+"""What crosses rooms: promises, answers, runs, verdicts; frozen, NumPy only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from dsa_verify.batch.batch import Batch
+
+Status = Literal["accepted", "rejected", "not verified"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a provider states about one kernel beyond the surface's contract; it is judged against this.
+
+    recall: share of the best set that an approximate selection finds on average; 1.0 is exact.
+    lowest_tie: whether equal scores are kept in order of position.
+    write_rows: tokens that share the smallest word the kernel writes (2 for bfloat16 in 32-bit words). Slots
+      nobody owns may change inside such a word.
+    finite_memory: the kernel demands that memory nobody owns is finite, so that 0 * x is 0.
+    logit_dtype, probability_dtype, score_dtype: what logits, softmax weights and index scores are rounded to;
+      None for float32 (logits, scores) and for the cache's own dtype (weights).
+    """
+
+    recall: float = 1.0
+    lowest_tie: bool = True
+    write_rows: int = 1
+    finite_memory: bool = False
+    logit_dtype: str | None = None
+    probability_dtype: str | None = None
+    score_dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The answer for some queries, and the conditioning of each element.
+
+    out: f64[queries, heads, kv_lora_rank]; a query that may attend nothing gets zeros.
+    lse: f64[queries, heads]: natural log of the sum of exp of the scaled logits; -inf for such a query.
+    spread: f64 like out: sqrt(sum_j (p_j v_j)^2), the scale of independent errors in the weights p.
+    weight: f64 like out: sum_j |p_j v_j|, the scale of the worst case.
+    logit: f64[queries, heads]: largest sum_d |q_d k_jd| * sm_scale over attended j.
+    gain: f64[queries, heads]: sqrt(sum_j (p_j <v_j, out>)^2) / |out|^2, how errors in p stretch a whole row.
+    terms: i[queries]: number of attended tokens.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    spread: np.ndarray
+    weight: np.ndarray
+    logit: np.ndarray
+    gain: np.ndarray
+    terms: np.ndarray
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Scores of every candidate (positions or pages) for every token, and how many may be kept.
+
+    value: f64[tokens, candidates], -inf where a candidate is not causal; padding tokens have none.
+    magnitude: f64 like value: the sum of absolute products that rounding errors are relative to.
+    best: i32[tokens, budget], the exact answer, lowest candidate first among equals, -1 at the tail.
+    terms: products summed into one score.
+    exact: the inputs are such that every dtype computes the scores without rounding.
+    """
+
+    value: np.ndarray
+    magnitude: np.ndarray
+    best: np.ndarray
+    terms: int
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The oracle's answer for one surface: the parts that the surface has."""
+
+    attention: Attention | None = None
+    selection: Selection | None = None
+    cache_kv: np.ndarray | None = None
+
+
+class Finding(Protocol):
+    """A fault that the runtime saw, such as a race; see `dsa_verify.runtime`."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a kernel: named outputs (None when it failed), and what the runtime saw."""
+
+    outputs: Mapping[str, np.ndarray] | None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the checks look at for one (provider, surface, scenario).
+
+    runs: `base`; `again`, the same call; `eager`, with every copy done at once (absent on a device);
+      `dirty`, the same step in other dirty memory and with every odd sequence's data changed.
+    """
+
+    batch: Batch
+    expected: Expected
+    runs: Mapping[str, Run]
+    promise: Promise = Promise()
+
+    @property
+    def base(self) -> Run:
+        return self.runs["base"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check decided. `share` is the largest share of its error budget that was used, if it has one."""
+
+    status: Status
+    reason: str = ""
+    share: float | None = None
+
+    @classmethod
+    def accepted(cls, share: float | None = None) -> "Verdict":
+        return cls("accepted", share=share)
+
+    @classmethod
+    def rejected(cls, reason: str, share: float | None = None) -> "Verdict":
+        return cls("rejected", reason, share)
+
+    @classmethod
+    def not_verified(cls, reason: str) -> "Verdict":
+        return cls("not verified", reason)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One verdict with its coordinates in the run."""
+
+    provider: str
+    surface: str
+    scenario: str
+    check: str
+    verdict: Verdict
+    seconds: float = 0.0
+    reproduce: str = ""
+    extra: Mapping[str, object] = field(default_factory=dict)

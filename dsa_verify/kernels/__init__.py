@@ -1,0 +1,1 @@
+"""The contract of every surface and the providers that implement them."""

@@ -1,0 +1,155 @@
+"""Attention and cache surfaces in plain jax.numpy: write, gather, mask, softmax."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequence_of, slots
+from dsa_verify.shapes import LANES, align
+
+
+def cache_write(
+    new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array
+) -> jax.Array:
+    """Write rows `[c_kv | 0 | k_pe | 0]` at their slots and drop those with slot -1; returns the cache."""
+    arrays = dict(new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, out_cache_loc=out_cache_loc)
+    check_call(SURFACES["cache_write"], arrays, {})
+    rank, rope = new_c_kv.shape[1], new_k_pe.shape[1]
+    rows = jnp.zeros((new_c_kv.shape[0], cache_kv.shape[2]), cache_kv.dtype)
+    rows = rows.at[:, :rank].set(new_c_kv.astype(cache_kv.dtype))
+    rows = rows.at[:, align(rank, LANES) : align(rank, LANES) + rope].set(new_k_pe.astype(cache_kv.dtype))
+    flat = cache_kv.reshape(-1, cache_kv.shape[2])
+    # mode="drop" alone would let -1 wrap to the pool's last slot.
+    flat = flat.at[out_cache_loc].set(rows, mode="drop", wrap_negative_indices=False)
+    return flat.reshape(cache_kv.shape)
+
+
+def dense_mla(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_c_kv: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    sm_scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Write the new rows, attend all causal tokens; shapes and errors are those of the surface's contract."""
+    arrays = dict(
+        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
+        kv_lens=kv_lens, cu_q_lens=cu_q_lens, page_table=page_table,
+    )  # fmt: skip
+    check_call(SURFACES["dense_mla"], arrays, {"sm_scale": sm_scale})
+    placement = place(kv_lens, cu_q_lens, ql_nope.shape[0])
+    cache = cache_write(new_c_kv, new_k_pe, cache_kv, slots(page_table, placement, cache_kv.shape[1]))
+    out, _ = _attend(ql_nope, q_pe, cache, page_table, placement, None, sm_scale)
+    return out, cache
+
+
+def sparse_mla_decode(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_c_kv: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    topk_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    sm_scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Write each sequence's new row, attend its selected pages and its own; as the surface's contract."""
+    arrays = dict(
+        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
+        topk_pages=topk_pages, kv_lens=kv_lens, page_table=page_table,
+    )  # fmt: skip
+    check_call(SURFACES["sparse_mla_decode"], arrays, {"sm_scale": sm_scale})
+    placement = Placement(jnp.arange(kv_lens.shape[0], dtype=jnp.int32), kv_lens - 1)
+    cache = cache_write(new_c_kv, new_k_pe, cache_kv, slots(page_table, placement, cache_kv.shape[1]))
+    own = placement.position[:, None] // cache.shape[1]
+    chosen = jnp.concatenate([topk_pages, own], axis=1)
+    out, _ = _attend(ql_nope, q_pe, cache, page_table, placement, chosen, sm_scale)
+    return out, cache
+
+
+def sparse_mla_prefill(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_c_kv: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    topk_pages: jax.Array,
+    positions: jax.Array,
+    out_cache_loc: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    sm_scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Write the chunk's rows, attend each query's selected pages; as the surface's contract."""
+    out, _, cache = sparse_mla_prefill_qblock(
+        ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, topk_pages, positions, out_cache_loc, cu_q_lens, page_table,
+        sm_scale=sm_scale,
+    )  # fmt: skip
+    return out, cache
+
+
+def sparse_mla_prefill_qblock(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_c_kv: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    topk_pages: jax.Array,
+    positions: jax.Array,
+    out_cache_loc: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    sm_scale: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `sparse_mla_prefill`, with the natural-log lse; blocks of queries are a matter of speed only."""
+    arrays = dict(
+        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, topk_pages=topk_pages,
+        positions=positions, out_cache_loc=out_cache_loc, cu_q_lens=cu_q_lens, page_table=page_table,
+    )  # fmt: skip
+    check_call(SURFACES["sparse_mla_prefill_qblock"], arrays, {"sm_scale": sm_scale})
+    cache = cache_write(new_c_kv, new_k_pe, cache_kv, out_cache_loc)
+    placement = Placement(sequence_of(cu_q_lens, positions.shape[0]), positions)
+    out, lse = _attend(ql_nope, q_pe, cache, page_table, placement, topk_pages, sm_scale)
+    return out, lse, cache
+
+
+def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
+    """bool[tokens, kv]: positions inside the listed sequence-local pages; -1 lists none."""
+    of_position = jnp.arange(kv, dtype=jnp.int32) // page_size
+    return jnp.any(pages[:, :, None] == of_position, axis=1)
+
+
+def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, pages, sm_scale) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention of each token over its sequence's cached rows; all of them where `pages` is None.
+
+    Computed in float32 from the inputs as they are; weights are not rounded.
+    """
+    rank, at = ql_nope.shape[-1], align(ql_nope.shape[-1], LANES)
+    page_size = cache.shape[1]
+    rows = gather_rows(cache, page_table, placement.seq)
+    visible = jnp.arange(rows.shape[1]) <= placement.position[:, None]
+    if pages is not None:
+        visible &= _in_pages(pages, rows.shape[1], page_size)
+    # Rows that nobody sees may hold NaN, and 0 * NaN is NaN, so they are cleared and not only masked.
+    rows = jnp.where(visible[:, :, None], rows, 0).astype(jnp.float32)
+    latent, rotary = rows[..., :rank], rows[..., at : at + q_pe.shape[-1]]
+    dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    nope, pe = ql_nope.astype(jnp.float32), q_pe.astype(jnp.float32)
+    logits = dot("thr,tkr->thk", nope, latent) + dot("thr,tkr->thk", pe, rotary)
+    logits = jnp.where(visible[:, None], logits * sm_scale, -jnp.inf)
+    top = jnp.max(logits, axis=2, keepdims=True)
+    weights = jnp.exp(logits - jnp.where(top == -jnp.inf, 0.0, top))
+    total = jnp.sum(weights, axis=2, keepdims=True)
+    out = dot("thk,tkr->thr", weights / jnp.where(total == 0.0, 1.0, total), latent)
+    return out.astype(ql_nope.dtype), (top + jnp.log(total))[..., 0]

@@ -1,0 +1,74 @@
+"""Indexer surfaces in plain jax.numpy: gather each token's keys, score, keep the best."""
+
+import jax
+import jax.numpy as jnp
+
+from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.jnp.ragged import gather_rows, place
+
+
+def index_topk(
+    index_q: jax.Array,
+    index_weights: jax.Array,
+    index_cache: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    index_topk: int,
+) -> jax.Array:
+    """Best `index_topk` causal positions of each token, i32[tokens, index_topk], -1 at the tail.
+
+    Shapes and errors are those of the surface's contract. Materialises [tokens, pages_per_seq * page_size] scores.
+    """
+    arrays = dict(
+        index_q=index_q, index_weights=index_weights, index_cache=index_cache, kv_lens=kv_lens,
+        cu_q_lens=cu_q_lens, page_table=page_table,
+    )  # fmt: skip
+    check_call(SURFACES["index_topk"], arrays, {"index_topk": index_topk})
+    scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
+    return _best(scores, index_topk)
+
+
+def index_page_topk(
+    index_q: jax.Array,
+    index_weights: jax.Array,
+    index_cache: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    index_topk: int,
+) -> jax.Array:
+    """Best `ceil(index_topk / page_size)` pages of each token, i32[tokens, k_pages], -1 at the tail.
+
+    A page scores its best causal token. Shapes and errors are those of the surface's contract.
+    """
+    arrays = dict(
+        index_q=index_q, index_weights=index_weights, index_cache=index_cache, kv_lens=kv_lens,
+        cu_q_lens=cu_q_lens, page_table=page_table,
+    )  # fmt: skip
+    check_call(SURFACES["index_page_topk"], arrays, {"index_topk": index_topk})
+    page_size = index_cache.shape[1]
+    scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
+    by_page = scores.reshape(scores.shape[0], -1, page_size).max(axis=2)
+    return _best(by_page, -(-index_topk // page_size))
+
+
+def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table) -> jax.Array:
+    """f32[tokens, pages_per_seq * page_size]: sum_h w_h * relu(q_h . k), -inf where not causal."""
+    placement = place(kv_lens, cu_q_lens, index_q.shape[0])
+    keys = gather_rows(index_cache, page_table, placement.seq)
+    dots = jnp.einsum(
+        "thd,tkd->thk", index_q, keys, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+    scores = jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)
+    causal = jnp.arange(keys.shape[1]) <= placement.position[:, None]
+    return jnp.where(causal, scores, -jnp.inf)
+
+
+def _best(scores: jax.Array, k: int) -> jax.Array:
+    """The k best columns; `top_k` keeps the lower column first among equals."""
+    scores = jnp.pad(scores, ((0, 0), (0, max(0, k - scores.shape[1]))), constant_values=-jnp.inf)
+    values, columns = jax.lax.top_k(scores, k)
+    return jnp.where(values == -jnp.inf, -1, columns).astype(jnp.int32)

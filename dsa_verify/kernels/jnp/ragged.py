@@ -1,0 +1,44 @@
+"""Ragged metadata in plain jax.numpy: whose token this is, and the cached rows of its sequence."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Placement(NamedTuple):
+    """Sequence and position of every token, i32[tokens]; position -1 for padding."""
+
+    seq: jax.Array
+    position: jax.Array
+
+
+def sequence_of(cu_q_lens: jax.Array, tokens: int) -> jax.Array:
+    """i32[tokens]: the sequence each token belongs to; some sequence for tokens behind the last one."""
+    seq = jnp.searchsorted(cu_q_lens[1:], jnp.arange(tokens), side="right")
+    return jnp.minimum(seq, cu_q_lens.shape[0] - 2).astype(jnp.int32)
+
+
+def place(kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int) -> Placement:
+    """Place every token from the lengths alone; a sequence of length 0 and the batch's tail are padding."""
+    seq = sequence_of(cu_q_lens, tokens)
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    position = kv_lens[seq] - cu_q_lens[seq + 1] + token
+    real = (token < cu_q_lens[-1]) & (position >= 0)
+    return Placement(seq, jnp.where(real, position, -1))
+
+
+def gather_rows(cache: jax.Array, page_table: jax.Array, seq: jax.Array) -> jax.Array:
+    """Cached rows of each token's sequence in order of position, [tokens, pages_per_seq * page_size, width].
+
+    Table entries that point nowhere gather some page; callers mask by position.
+    """
+    pages = cache[jnp.clip(page_table[seq], 0, cache.shape[0] - 1)]
+    return pages.reshape(pages.shape[0], -1, cache.shape[-1])
+
+
+def slots(page_table: jax.Array, placement: Placement, page_size: int) -> jax.Array:
+    """Physical slot of every token's own position, i32[tokens]; -1 for padding."""
+    position = jnp.maximum(placement.position, 0)
+    page = page_table[placement.seq, position // page_size]
+    return jnp.where(placement.position >= 0, page * page_size + position % page_size, -1)

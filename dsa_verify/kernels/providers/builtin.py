@@ -1,0 +1,30 @@
+"""The `builtin` provider: our own Pallas TPU kernels."""
+
+from functools import partial
+
+from dsa_verify import __version__
+from dsa_verify.kernels.contract import Kernel, Provider
+
+STEP = {"pages_per_step": 2}
+BLOCK = {"query_block": 8}
+"""Tiles for verification. Scenarios are small, and a step or block that swallows one whole would never reach
+the second step, the rescaling of the running softmax, the reuse of a buffer, or a block of two sequences."""
+
+
+def load() -> Provider:
+    """All seven surfaces, tiled so that every scenario takes several steps and blocks."""
+    from dsa_verify.kernels import pallas
+
+    return Provider(
+        name="builtin",
+        version=__version__,
+        kernels={
+            "index_topk": Kernel(partial(pallas.index_topk, **STEP, **BLOCK)),
+            "index_page_topk": Kernel(partial(pallas.index_page_topk, **STEP, **BLOCK)),
+            "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK)),
+            "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP)),
+            "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP)),
+            "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK)),
+            "cache_write": Kernel(pallas.cache_write),
+        },
+    )

@@ -1,0 +1,25 @@
+"""The `jnp` provider: every surface in plain jax.numpy."""
+
+from dsa_verify import __version__
+from dsa_verify.evidence import Promise
+from dsa_verify.kernels.contract import Kernel, Provider
+
+
+def load() -> Provider:
+    """All seven surfaces; attention weights stay in float32 whatever the cache's dtype."""
+    from dsa_verify.kernels.jnp import attention, indexer
+
+    exact = Promise(probability_dtype="float32")
+    return Provider(
+        name="jnp",
+        version=__version__,
+        kernels={
+            "index_topk": Kernel(indexer.index_topk),
+            "index_page_topk": Kernel(indexer.index_page_topk),
+            "dense_mla": Kernel(attention.dense_mla, exact),
+            "sparse_mla_decode": Kernel(attention.sparse_mla_decode, exact),
+            "sparse_mla_prefill": Kernel(attention.sparse_mla_prefill, exact),
+            "sparse_mla_prefill_qblock": Kernel(attention.sparse_mla_prefill_qblock, exact),
+            "cache_write": Kernel(attention.cache_write),
+        },
+    )

@@ -1,0 +1,82 @@
+"""One access of a kernel to simulated memory: exact bounds first, then straight through or by way of views."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsa_verify.errors import RuntimeUnsupported
+from dsa_verify.runtime import refs
+from dsa_verify.runtime.regions import Region, outside, pretty, touched
+
+Step = tuple[str, Any]  # one transform of a ref: ("index", indices), ("reshape", shape), ("bitcast", dtype), ...
+
+
+@dataclass(frozen=True)
+class Root:
+    """The buffer that an access ends in; as a view, it hands every box to the interpreter's own function.
+
+    operation: "get", "store" or "swap".
+    space: the memory space's name, for messages.
+    call: `call(operation, box, *values)` performs the interpreter's access to `box`, or, when that is None, to what the
+        kernel asked for; returns what it read, if anything.
+    """
+
+    operation: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    call: Callable[..., Any]
+
+    def check(self, region: Region) -> None:
+        """Raises IndexError where `region` leaves the buffer; the interpreter lets negative starts of reads through."""
+        if outside(region, self.shape):
+            did = "read" if self.operation == "get" else "write"
+            raise IndexError(
+                f"Out-of-bounds {did} of {pretty(region)} in a {self.space} buffer of shape {list(self.shape)}"
+            )
+
+    def read(self, box: refs.Box) -> np.ndarray:
+        self.check(refs.region(box))
+        return self.call("get", box)
+
+    def write(self, box: refs.Box, value: np.ndarray) -> np.ndarray | None:
+        self.check(refs.region(box))
+        return self.call(self.operation, box, *((value, None) if self.operation == "swap" else (value,)))
+
+
+def perform(root: Root, steps: Sequence[Step], value: Any = None, mask: Any = None) -> np.ndarray | None:
+    """Reads or writes what `steps` select of `root`; returns what was read, if anything.
+
+    Raises:
+        IndexError: the access leaves the buffer or a view of it ("Out-of-bounds ...").
+        RuntimeUnsupported: a strided or masked access under a reshape, bitcast or transpose.
+    """
+    if all(kind == "index" for kind, _ in steps):
+        return _directly(root, [indices for _, indices in steps], value, mask)
+    if mask is not None:
+        raise RuntimeUnsupported("a masked access of a reshaped, bitcast or transposed ref cannot be simulated")
+    view: refs.View = root
+    for step in steps:
+        view = _seen_through(view, step)
+    if 0 in view.shape:
+        return np.empty(view.shape, view.dtype)
+    if value is None:
+        return view.read(refs.whole(view))
+    return view.write(refs.whole(view), np.asarray(value))
+
+
+def _directly(root: Root, indexers: list[tuple], value: Any, mask: Any) -> np.ndarray | None:
+    region = touched(indexers, root.shape)
+    if not all(region):  # nothing is touched, wherever it is; the interpreter would refuse an empty slice at the end
+        return np.empty([index[1] for index in indexers[-1] if not isinstance(index, int)], root.dtype)
+    if mask is None:  # what a mask hides may lie outside
+        root.check(region)
+    return root.call(root.operation, None, *{"get": (), "store": (value,), "swap": (value, mask)}[root.operation])
+
+
+def _seen_through(parent: refs.View, step: Step) -> refs.View:
+    kind, how = step
+    views = {"index": refs.Indexed, "reshape": refs.Reshaped, "bitcast": refs.Bitcast, "transpose": refs.Transposed}
+    return views[kind](parent, how)
