@@ -340,12 +340,23 @@ _RECIPES = [
     ),
 ]
 
-_LONG_CONTEXT = Scenario(
-    "long-context-p128-bf16",
-    "long",
-    "thousands of tokens through a large page pool: 72 pages a sequence, a budget of 4",
-    _seqs((9000, 4), (3001, 3)),
-    _LONG,
+_LONG_CONTEXT = (
+    Scenario(
+        "long-context-p128-bf16",
+        "long",
+        "thousands of tokens through a large page pool: up to 72 pages a sequence, a budget of 4",
+        _seqs((9000, 4), (3001, 3)),
+        _LONG,
+    ),
+    Scenario(
+        "document-long-p128-bf16",
+        "document",
+        "chapters of real text in the history, and the indexer's own selection over them",
+        _seqs((4201, 4), (2050, 3)),
+        _LONG,
+        values=Document(),
+        selection="indexer",
+    ),
 )
 
 
@@ -364,7 +375,7 @@ def _scenarios() -> Iterator[Scenario]:
                 seed=1000 + index,
                 tier="quick" if bucket.name in recipe.quick else "full",
             )
-    yield _LONG_CONTEXT
+    yield from _LONG_CONTEXT
 
 
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}

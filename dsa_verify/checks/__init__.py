@@ -1,17 +1,27 @@
 """The demands, one file each; a check looks at evidence and returns a verdict."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dsa_verify.checks import cache, determinism, isolation, parity, races, selection
 from dsa_verify.evidence import Evidence, Verdict
 
-CHECKS: dict[str, Callable[[Evidence], Verdict]] = {
-    "races": races.judge,
-    "parity": parity.judge,
-    "selection": selection.judge,
-    "cache": cache.judge,
-    "isolation": isolation.judge,
-    "determinism": determinism.judge,
+
+@dataclass(frozen=True)
+class Check:
+    """A demand: how it judges, and which runs of the kernel it looks at beside the base run."""
+
+    judge: Callable[[Evidence], Verdict]
+    runs: tuple[str, ...] = ()
+
+
+CHECKS: dict[str, Check] = {
+    "races": Check(races.judge, ("eager",)),
+    "parity": Check(parity.judge),
+    "selection": Check(selection.judge),
+    "cache": Check(cache.judge),
+    "isolation": Check(isolation.judge, ("dirty",)),
+    "determinism": Check(determinism.judge, ("again",)),
 }
 
 

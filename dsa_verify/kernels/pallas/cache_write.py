@@ -93,11 +93,6 @@ def _kernel(first, slot, length, count, rows_hbm, cache_hbm, out_hbm, windows, t
         offset = pl.multiple_of(slot[run] % page_size // TILE * TILE, TILE)
         return out_hbm.at[slot[run] // page_size, pl.ds(offset, TILE)]
 
-    def for_each_lane(group, action):
-        for lane in range(IN_FLIGHT):
-            run = group * IN_FLIGHT + lane
-            pl.when(run < count[0])(lambda run=run, lane=lane: action(run, lane))
-
     def start_reads(run, lane):
         window_copy(run, lane).start()
         pltpu.make_async_copy(tile_at(run), tiles.at[lane], sems.at[1, lane]).start()
@@ -119,6 +114,7 @@ def _kernel(first, slot, length, count, rows_hbm, cache_hbm, out_hbm, windows, t
 
     @pl.loop(0, (count[0] + IN_FLIGHT - 1) // IN_FLIGHT)
     def _(group):
-        for_each_lane(group, start_reads)
-        for_each_lane(group, merge_and_start_write)
-        for_each_lane(group, wait_write)
+        first_run = group * IN_FLIGHT
+        here = jnp.minimum(IN_FLIGHT, count[0] - first_run)
+        for phase in (start_reads, merge_and_start_write, wait_write):
+            pl.loop(0, here)(lambda lane, phase=phase: phase(first_run + lane, lane))

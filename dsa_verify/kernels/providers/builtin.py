@@ -1,9 +1,11 @@
 """The `builtin` provider: our own Pallas TPU kernels."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 
 from dsa_verify import __version__
 from dsa_verify.kernels.contract import Kernel, Provider
+from dsa_verify.shapes import LANES
 
 STEP = {"pages_per_step": 2}
 BLOCK = {"query_block": 8}
@@ -19,8 +21,8 @@ def load() -> Provider:
         name="builtin",
         version=__version__,
         kernels={
-            "index_topk": Kernel(partial(pallas.index_topk, **STEP, **BLOCK)),
-            "index_page_topk": Kernel(partial(pallas.index_page_topk, **STEP, **BLOCK)),
+            "index_topk": Kernel(_smallest_steps(pallas.index_topk)),
+            "index_page_topk": Kernel(_smallest_steps(pallas.index_page_topk)),
             "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK)),
             "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP)),
             "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP)),
@@ -28,3 +30,13 @@ def load() -> Provider:
             "cache_write": Kernel(pallas.cache_write),
         },
     )
+
+
+def _smallest_steps(kernel: Callable) -> Callable:
+    """An indexer kernel with steps of one lane tile of keys, the fewest that it takes."""
+
+    @wraps(kernel)
+    def tiled(*, index_cache, **rest):
+        return kernel(index_cache=index_cache, pages_per_step=max(1, LANES // index_cache.shape[1]), **BLOCK, **rest)
+
+    return tiled

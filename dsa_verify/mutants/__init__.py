@@ -1,0 +1,1 @@
+"""Kernels broken on purpose: the proof that the suite can fail."""

@@ -1,0 +1,145 @@
+"""Worker processes in lanes of one, so that the case that kills a process is known and its lane goes on with a new one."""
+
+import glob
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import active_children, connection, get_context, parent_process
+from typing import TypeVar
+
+# Nothing here may import NumPy or JAX: `settle` has to run before they read the environment.
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+_THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What sizes thread pools: NPROC is read by XLA's CPU client, the others by NumPy's BLAS."""
+
+
+@dataclass(frozen=True)
+class WorkerDied:
+    """What is left of an item whose process died under it; `exit_code` is negative for a signal."""
+
+    exit_code: int | None
+
+    def __str__(self) -> str:
+        if self.exit_code is None:
+            return "the worker process died"
+        if self.exit_code < 0:
+            return f"the worker process died of {signal.Signals(-self.exit_code).name}"
+        return f"the worker process died with exit code {self.exit_code}"
+
+
+def tpu_wanted() -> bool:
+    """Whether kernels will run on a TPU: JAX_PLATFORMS says so, or it says nothing and the machine has one."""
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms:
+        return "tpu" in platforms.split(",")
+    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+
+
+def settle(threads: int | None = None) -> None:
+    """Set what JAX and BLAS read from the environment when they are imported, where the user has not.
+
+    `threads` bounds the pools of a process that shares the machine with others.
+    """
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    if not os.environ.get("JAX_PLATFORMS") and not tpu_wanted():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if threads is not None:
+        for name in _THREADS:
+            os.environ.setdefault(name, str(threads))
+
+
+def run_groups(
+    groups: Sequence[Sequence[Item]], work: Callable[[Item], Answer], jobs: int
+) -> Iterator[tuple[Item, Answer | WorkerDied]]:
+    """Do `work` on every item in `jobs` processes; the items of a group share a process, in order.
+
+    Yields answers as they come. An item whose process dies yields `WorkerDied`; the rest of its group goes on in a
+    new process. What `work` raises is raised here. However the iteration ends, no process is left behind.
+    """
+    waiting = deque(deque(group) for group in groups)
+    lanes = [_Lane(max(1, (os.cpu_count() or 1) // jobs)) for _ in range(jobs)]
+    running: dict[Future, tuple[_Lane, deque, Item]] = {}
+
+    def feed(lane: _Lane, rest: deque) -> None:
+        rest = rest or (waiting.popleft() if waiting else rest)
+        if rest:
+            item = rest.popleft()
+            running[lane.submit(work, item)] = lane, rest, item
+
+    finished = False
+    try:
+        for lane in lanes:
+            feed(lane, deque())
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                lane, rest, item = running.pop(future)
+                answer = lane.answer(future)
+                feed(lane, rest)
+                yield item, answer
+        finished = True
+    finally:
+        for lane in lanes:
+            lane.close(kill=not finished)
+
+
+class _Lane:
+    """One worker process at a time."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._start()
+
+    def _start(self) -> None:
+        context = get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(self._threads,))
+        self._process = None
+
+    def submit(self, work: Callable, item: object) -> Future:
+        before = set(active_children())
+        try:
+            future = self._pool.submit(work, item)
+        except BrokenProcessPool:  # it died between two items: none of them is to blame
+            self._pool.shutdown()
+            self._start()
+            future = self._pool.submit(work, item)
+        if self._process is None:
+            self._process = next(iter(set(active_children()) - before), None)
+        return future
+
+    def answer(self, future: Future) -> object:
+        """What the work returned, or `WorkerDied`; raises what the work raised."""
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self._pool.shutdown()
+            died = WorkerDied(self._process.exitcode if self._process else None)
+            self._start()
+            return died
+
+    def close(self, kill: bool) -> None:
+        if kill and self._process is not None:
+            self._process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _begin(threads: int) -> None:
+    """What a worker does before its first item."""
+    settle(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent acts on it
+    os.dup2(2, 1)  # stdout is the result's; whatever a kernel prints goes to stderr
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
