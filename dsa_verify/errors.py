@@ -1,15 +1,18 @@
 """The exception tree: every refusal of dsa-verify, and what its reader can do about it.
 
-    DsaVerifyError
-    ├── BatchError          a batch that contradicts itself; raised before any kernel runs
-    ├── ContractError       a call that no kernel may accept: shapes, dtypes, page size, missing scale
-    ├── ConfigError         a name, option or file of the user's that does not exist or does not parse
-    ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
-    └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
+DsaVerifyError
+├── BatchError          a batch that contradicts itself; raised before any kernel runs
+├── ContractError       a call that no kernel may accept: shapes, dtypes, page size, missing scale
+├── ConfigError         a name, option or file of the user's that does not exist or does not parse
+├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
+└── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
 """
 
 import difflib
 from collections.abc import Iterable
+
+_LISTED = 24
+"""Names beyond which an error does not spell them all out."""
 
 
 class DsaVerifyError(Exception):
@@ -41,4 +44,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if len(known) > _LISTED:
+        return ConfigError(f"unknown {kind} {name!r}.{hint} There are {len(known)}; `dsa-verify list` prints them.")
     return ConfigError(f"unknown {kind} {name!r}.{hint} Available: {', '.join(known)}.")

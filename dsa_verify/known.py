@@ -1,4 +1,4 @@
-"""Known failures of a provider: written down in TOML with a reason, listed in every run, and struck when they are gone."""
+"""Known failures of a provider: TOML entries with a reason, listed in every run, refused once they are gone."""
 
 import tomllib
 from collections.abc import Iterable, Sequence

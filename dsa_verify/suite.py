@@ -101,7 +101,9 @@ def _matching(pattern: str, tier: str) -> list[str]:
     if names:
         return names
     if matches:
-        raise ConfigError(f"no scenario of tier {tier} matches {pattern!r}; {len(matches)} of tier full do: --tier full")
+        raise ConfigError(
+            f"no scenario of tier {tier} matches {pattern!r}; {len(matches)} of tier full do: --tier full"
+        )
     raise ConfigError(f"no scenario matches {pattern!r}; `dsa-verify list scenarios` prints the names")
 
 

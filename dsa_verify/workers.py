@@ -1,16 +1,16 @@
-"""Worker processes in lanes of one, so that the case that kills a process is known and its lane goes on with a new one."""
+"""Worker processes in lanes of one: which case killed a process is known, and its lane goes on with a new one."""
 
 import glob
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # Nothing here may import NumPy or JAX: `settle` has to run before they read the environment.
 
@@ -58,7 +58,7 @@ def settle(threads: int | None = None) -> None:
 
 def run_groups(
     groups: Sequence[Sequence[Item]], work: Callable[[Item], Answer], jobs: int
-) -> Iterator[tuple[Item, Answer | WorkerDied]]:
+) -> Generator[tuple[Item, Answer | WorkerDied], None, None]:
     """Do `work` on every item in `jobs` processes; the items of a group share a process, in order.
 
     Yields answers as they come. An item whose process dies yields `WorkerDied`; the rest of its group goes on in a
@@ -114,7 +114,7 @@ class _Lane:
             self._process = next(iter(set(active_children()) - before), None)
         return future
 
-    def answer(self, future: Future) -> object:
+    def answer(self, future: Future) -> Any:
         """What the work returned, or `WorkerDied`; raises what the work raised."""
         try:
             return future.result()

@@ -30,15 +30,23 @@ def judge(evidence: Evidence) -> Verdict:
     budget = attention_budget(exact, outputs["out"].dtype, width, evidence.promise)
     shares = {
         "element": _share(np.abs(out - exact.out), budget.element),
-        "gain": _share(_gain_error(out, exact.out), budget.gain),
+        "gain": _share(np.abs(_gain(out, exact.out)), budget.gain),
     }
     if outputs.get("lse") is not None:
         shares["lse"] = _share(_lse_error(outputs["lse"], exact.lse), budget.lse)
     for share in shares.values():
         share[~batch.real] = 0.0
-    worst = max(float(share.max()) for share in shares.values())
+    stretch = _gain(out[batch.real].ravel(), exact.out[batch.real].ravel())
+    whole = abs(float(stretch)) / max(budget.batch_gain, np.finfo(float).tiny)
+    worst = max(whole, *(float(share.max()) for share in shares.values()))
     if worst <= 1.0:
         return Verdict.accepted(worst)
+    if whole == worst:
+        return Verdict.rejected(
+            f"outputs of the whole batch are stretched by {float(stretch):+.2e}, "
+            f"{whole:.3g} times what independent rounding leaves of it: a systematic error in every row",
+            worst,
+        )
     return Verdict.rejected(_explain(batch, shares, outputs, exact), worst)
 
 
@@ -48,9 +56,10 @@ def _share(error: np.ndarray, budget: np.ndarray) -> np.ndarray:
         return np.where(error == 0.0, 0.0, error / budget)
 
 
-def _gain_error(out: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    norm = np.sum(exact**2, axis=-1)
-    return np.abs(np.sum((out - exact) * exact, axis=-1)) / np.where(norm > 0, norm, 1.0)
+def _gain(out: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """<out - exact, exact> / <exact, exact> over the last axis; 0 where there is nothing."""
+    energy = np.sum(exact**2, axis=-1)
+    return np.sum((out - exact) * exact, axis=-1) / np.where(energy > 0, energy, 1.0)
 
 
 def _lse_error(lse: np.ndarray, exact: np.ndarray) -> np.ndarray:

@@ -19,13 +19,14 @@ relative error of one rounding to nearest. A kernel that keeps the contract comp
    rescaling and the division.
 4. Output rounding: u_out * |o|.
 
-The sum is multiplied by MARGIN. Steps 1 to 4 are first order, and step 4 is attained: a kernel that does nothing wrong
-reaches it. With the margin a correct kernel uses at most two thirds of its budget.
+Elements are judged one by one against MARGIN times the sum: steps 1 to 4 are first order, and step 4 is attained by a
+kernel that does nothing wrong. With the margin such a kernel uses at most two thirds of its budget.
 
-Elements are judged one by one against the sum. A small systematic error in every element (a scale of 1.02) can
-hide below it, so each row is judged as a whole too: its gain, <got - o, o> / <o, o>, averages independent
-rounding of the outputs over the row, leaving u_p * min(4 * gain, 1) from step 1, where `gain` is
-sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2, and 4 u_out * sqrt(sum o^4) / sum o^2 from step 4.
+A small systematic error in every element (a factor of 1.02) can hide below that, so rows, and the batch as a whole, are
+judged by their gain, <got - o, o> / <o, o>, over which independent errors average out. Of step 1 a row keeps
+u_p * min(4 * gain, 1), where `gain` is sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2; of step 4, 4 u_out * sqrt(sum o^4) / sum o^2.
+Over the batch, rows of energy E = |o|^2 are independent, which leaves 4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same
+of step 4; errors of steps 2 and 3 may agree in sign everywhere and are averaged, not reduced.
 """
 
 from dataclasses import dataclass
@@ -47,11 +48,12 @@ def unit_roundoff(dtype: object) -> float:
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """How far a correct kernel may be from the oracle: per element, per row and per lse."""
+    """How far a correct kernel may be from the oracle: per element, row and lse, and over the batch."""
 
     element: np.ndarray  # f64[tokens, heads, kv_lora_rank]
     gain: np.ndarray  # f64[tokens, heads]
     lse: np.ndarray  # f64[tokens, heads]
+    batch_gain: float
 
 
 def attention_budget(exact: Attention, dtype: object, width: int, promise: Promise) -> AttentionBudget:
@@ -62,23 +64,26 @@ def attention_budget(exact: Attention, dtype: object, width: int, promise: Promi
     """
     u_out = unit_roundoff(dtype)
     u_p = unit_roundoff(promise.probability_dtype or dtype)
-    n = exact.terms[:, None]
     size = np.abs(exact.out)
-    logit_error = np.sqrt(width) * U32 * exact.logit
+    logits = np.sqrt(width) * U32 * exact.logit
     if promise.logit_dtype is not None:
-        logit_error = logit_error + unit_roundoff(promise.logit_dtype) * exact.logit
-    float32 = (np.sqrt(n) + 4) * U32
+        logits = logits + unit_roundoff(promise.logit_dtype) * exact.logit
+    sums = np.broadcast_to((np.sqrt(exact.terms[:, None]) + 4) * U32, logits.shape)
     element = (
         u_p * np.minimum(4 * exact.spread, exact.weight)
-        + logit_error[..., None] * (exact.weight + size)
-        + float32[..., None] * exact.weight
+        + logits[..., None] * (exact.weight + size)
+        + sums[..., None] * exact.weight
         + u_out * size
     )
-    norm = np.sum(size**2, axis=-1)
-    outputs = 4 * u_out * np.sqrt(np.sum(size**4, axis=-1)) / np.where(norm > 0, norm, 1.0)
-    gain = u_p * np.minimum(4 * exact.gain, 1.0) + 2 * logit_error + float32 + outputs
-    lse = logit_error + float32 + U32 * np.abs(np.where(np.isfinite(exact.lse), exact.lse, 0.0))
-    return AttentionBudget(MARGIN * element, MARGIN * gain, MARGIN * lse)
+    energy = np.sum(size**2, axis=-1)
+    outputs = u_out * np.sqrt(np.sum(size**4, axis=-1)) / np.where(energy > 0, energy, 1.0)
+    steady = 2 * logits + sums
+    gain = u_p * np.minimum(4 * exact.gain, 1.0) + 4 * outputs + steady
+    total = max(float(energy.sum()), np.finfo(float).tiny)
+    random = np.hypot(u_p * exact.gain, outputs) * energy
+    batch_gain = (4 * np.sqrt(np.sum(random**2)) + np.sum(steady * energy)) / total
+    lse = logits + sums + U32 * np.abs(np.where(np.isfinite(exact.lse), exact.lse, 0.0))
+    return AttentionBudget(MARGIN * element, gain, MARGIN * lse, float(batch_gain))
 
 
 def score_band(magnitude: np.ndarray, terms: int, promise: Promise) -> np.ndarray:

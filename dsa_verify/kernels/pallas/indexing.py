@@ -266,7 +266,7 @@ class Scorer:
         def _(index):
             row = pl.multiple_of(index * TILE, TILE)
             scores = self._score(row, buffer)
-            consume(item.first_page, pl.ds(row, TILE), _mask(scores, row, item, first_key))
+            consume(item.first_page, pl.ds(row, TILE), masked(scores, row, item, first_key))
 
     def _score(self, row: Any, buffer: Any) -> jax.Array:
         """`sum_h w_h * relu(q_h . k)` of a tile of queries and every key of a buffer, f32[TILE, step_tokens]."""
@@ -284,13 +284,13 @@ class Scorer:
         return jnp.sum(jnp.maximum(products, 0.0).reshape(TILE, heads, keys) * weights, axis=1)
 
 
-def _mask(scores: jax.Array, first_row: Any, item: Item, first_key: Any) -> jax.Array:
+def masked(scores: jax.Array, first_row: Any, item: Item, first_key: Any) -> jax.Array:
     """Keep the scores of the item's own rows at positions they may see; -inf elsewhere."""
     row = first_row + lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
     mine = (row >= item.first_row) & (row < item.end_row)
     last_key = jnp.where(mine, row + item.shift, -1)
     key = first_key + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-    # Heads of negative weight make -0.0, which top_k puts behind 0.0; the contract calls them equal.
+    # Weights below zero can sum to -0.0, which top_k puts behind 0.0; the contract calls them equal.
     scores = jnp.where(scores == 0.0, 0.0, scores)
     return jnp.where(key <= last_key, scores, -jnp.inf)
 

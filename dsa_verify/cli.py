@@ -1,0 +1,188 @@
+"""The command line: stdout is the result, stderr the rest, the exit code the verdict."""
+
+import json
+import os
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from dsa_verify import __version__, errors
+
+# What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
+
+_EXITS = """\b
+Exit codes: 0 accepted, 1 rejected, 2 usage, 3 the suite broke, 4 nothing verified."""
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it: an interrupted run decided nothing."""
+
+
+class _Commands(click.Group):
+    """A group in which refusals are one line on stderr, and anything else unexpected says that the suite broke."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (errors.ConfigError, errors.BatchError, errors.ContractError, errors.ProviderError) as error:
+            click.echo(f"dsa-verify: {_one_line(error)}", err=True)
+            ctx.exit(2)
+        except errors.DsaVerifyError as error:
+            click.echo(f"dsa-verify: {_one_line(error)}", err=True)
+            ctx.exit(3)
+        except KeyboardInterrupt:
+            click.echo("dsa-verify: interrupted; nothing is decided", err=True)
+            ctx.exit(INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception:
+            click.echo(f"dsa-verify: the suite broke\n{traceback.format_exc()}", err=True)
+            ctx.exit(3)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `dsa-verify parity` was asked to run."""
+
+    provider: tuple[str, ...]
+    surface: tuple[str, ...]
+    scenario: tuple[str, ...]
+    tier: str
+    jobs: int | None
+    provider_path: Path | None
+    document: Path | None
+    known_failures: Path | None
+    no_known_failures: bool
+
+
+@click.group(cls=_Commands, epilog=_EXITS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dsa-verify")
+def main() -> None:
+    """Judge DeepSeek Sparse Attention kernels for TPU against float64 oracles."""
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@main.command(epilog=_EXITS)
+@click.option("--provider", multiple=True, metavar="NAME", help="A name or module:object.  [default: builtin, jnp]")
+@click.option("--surface", multiple=True, metavar="NAME", help="[default: all]")
+@click.option("--scenario", multiple=True, metavar="GLOB", help="A name of any tier, or a glob over the tier's names.")
+@click.option("--tier", default="quick", metavar="quick|full", help="[default: quick]")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes.  [default: one a core]")
+@click.option("--provider-path", type=_FOLDER, help="A source checkout to import providers from.")
+@click.option("--document", type=_FILE, help="A UTF-8 text that the document family is drawn from.")
+@click.option("--known-failures", type=_FILE, help="A TOML file of known failures, beside the shipped ones.")
+@click.option("--no-known-failures", is_flag=True, help="Judge known failures as plain rejections.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
+def parity(as_json: bool, slowest: int, **options) -> None:
+    """Run kernels beside dense MLA and float64 oracles, and judge them by every check."""
+    with _stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
+        outcome = _run(Selection(**options))
+    if as_json:
+        click.echo(json.dumps(outcome.document(), allow_nan=False, indent=1))
+    else:
+        from dsa_verify.report import terminal
+
+        terminal.print_outcome(outcome, slowest)
+    for trace in dict.fromkeys(result.extra["broke"] for result in outcome.results if "broke" in result.extra):
+        click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
+    sys.exit(int(outcome.exit_code))
+
+
+def _run(selection: Selection):
+    """Plan, run and judge; returns the `Outcome`. Raises `DsaVerifyError` for bad input."""
+    from dsa_verify import known, suite
+    from dsa_verify.report import terminal
+    from dsa_verify.report.outcome import Outcome
+
+    start = time.perf_counter()
+    cases = suite.plan(selection.provider, selection.surface, selection.scenario, selection.tier)
+    providers = tuple(dict.fromkeys(case.provider for case in cases))
+    entries = () if selection.no_known_failures else known.known_failures(providers, selection.known_failures)
+    suite.scenario_table(selection.document)
+    provenance = suite.provenance(providers, selection.provider_path)
+    with terminal.progress(len(cases)) as done:
+        results = suite.run_cases(
+            cases,
+            jobs=selection.jobs,
+            provider_path=selection.provider_path,
+            document=selection.document,
+            on_result=done,
+        )
+    entries = known.applicable(entries, native=provenance["backend"] == "tpu")
+    stale = tuple(entry for entry, failed in known.tally(results, entries).items() if not failed)
+    return Outcome(
+        command=shlex.join(["dsa-verify", *sys.argv[1:]]),
+        seconds=time.perf_counter() - start,
+        provenance=provenance,
+        results=tuple(known.forgive(results, entries)),
+        stale=stale,
+    )
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what Python code, native code and child processes print to stderr."""
+    sys.stdout.flush()
+    kept = None
+    with suppress(OSError):
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+@main.command("list")
+@click.argument("kind", required=False, metavar="[surfaces|providers|scenarios|checks|families]")
+def list_names(kind: str | None) -> None:
+    """Print names, one a line; all of them with their kind if none is given."""
+    from dsa_verify import explain
+
+    names = explain.names()
+    if kind is None:
+        for group, members in names.items():
+            for name in members:
+                click.echo(f"{group}\t{name}")
+        return
+    if kind not in names:
+        raise errors.unknown_name("kind", kind, names)
+    click.echo("\n".join(names[kind]))
+
+
+@main.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Print what a scenario, surface, check or family is."""
+    from dsa_verify import explain
+
+    click.echo(explain.explain(name))
+
+
+@main.command()
+@click.option("--provider-path", type=_FOLDER, help="A source checkout to import providers from.")
+def doctor(provider_path: Path | None) -> None:
+    """Print versions, the backend, which providers load, and what runs where."""
+    from dsa_verify import explain
+
+    with _stdout_to_stderr():
+        lines, healthy = explain.machine(provider_path)
+    click.echo("\n".join(lines))
+    sys.exit(0 if healthy else 3)

@@ -1,0 +1,108 @@
+"""What the names of the suite mean, what this machine can run, and where: the texts of `list`, `show` and `doctor`."""
+
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsa_verify import workers
+from dsa_verify.batch import Scenario
+from dsa_verify.batch.table import FAMILIES, SCENARIOS
+from dsa_verify.checks import CHECKS
+from dsa_verify.errors import DsaVerifyError, unknown_name
+from dsa_verify.kernels.contract import SURFACES, Surface
+from dsa_verify.kernels.providers import provider_names
+from dsa_verify.suite import DEFAULT_PROVIDERS, load
+
+WHERE = """\
+what runs where
+  no TPU   kernels run in Pallas TPU interpret mode: races, bounds, NaN memory; plain JAX runs on the CPU
+  TPU      the same commands run kernels natively, one process; the races check has nothing to watch
+"""
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Every name that `dsa-verify list` prints, by kind."""
+    return {
+        "surfaces": tuple(SURFACES),
+        "providers": tuple(provider_names()),
+        "scenarios": tuple(SCENARIOS),
+        "checks": tuple(CHECKS),
+        "families": FAMILIES,
+    }
+
+
+def explain(name: str) -> str:
+    """What a scenario, surface, check or family is. Raises `ConfigError` for any other name."""
+    if name in SCENARIOS:
+        return _scenario(SCENARIOS[name])
+    if name in SURFACES:
+        return _surface(SURFACES[name])
+    if name in CHECKS:
+        return f"check {name}\n{inspect.getdoc(CHECKS[name])}"
+    if name in FAMILIES:
+        members = (scenario for scenario in SCENARIOS.values() if scenario.family == name)
+        return "\n".join([f"family {name}", *(f"  {s.name}: {s.discriminates}" for s in members)])
+    raise unknown_name("name", name, (*SCENARIOS, *SURFACES, *CHECKS, *FAMILIES))
+
+
+def _scenario(scenario: Scenario) -> str:
+    bucket = scenario.bucket
+    lines = [
+        f"scenario {scenario.name}",
+        f"  discriminates  {scenario.discriminates}",
+        f"  family         {scenario.family}, tier {scenario.tier}",
+        f"  pages          {bucket.page_size} tokens each, {bucket.pages_per_seq} a sequence, "
+        f"{bucket.pool_pages} in the pool, table {scenario.table}",
+        f"  step           {bucket.tokens} tokens, {bucket.seqs} sequences, {bucket.dtype}, model shape {bucket.shape}",
+        f"  index_topk     {bucket.index_topk}, selection {scenario.selection}",
+        f"  values         {type(scenario.values).__name__.lower()}, seed {scenario.seed}",
+        "  requests",
+    ]
+    for index, request in enumerate(scenario.padded):
+        shared = f", shares {request.shared_tokens} tokens with {request.shares}" if request.shares is not None else ""
+        text = "padding" if request.is_padding else f"kv_len {request.kv_len}, q_len {request.q_len}{shared}"
+        lines.append(f"    {index}  {text}")
+    return "\n".join(lines)
+
+
+def _surface(surface: Surface) -> str:
+    lines = [f"surface {surface.name}", f"  {surface.promise}", "  inputs"]
+    lines += [f"    {name} [{', '.join(axes)}]" for name, axes in surface.arrays.items()]
+    lines += [f"    {name} (static, no default)" for name in surface.statics]
+    lines.append("  outputs")
+    for name, axes in surface.outputs.items():
+        lines.append(f"    {name} [{', '.join(axes)}]{' (optional)' if name in surface.optional else ''}")
+    lines += ["  decode batches only"] if surface.decode_only else []
+    return "\n".join(lines)
+
+
+def machine(provider_path: Path | None = None) -> tuple[list[str], bool]:
+    """What `doctor` prints, and whether the default providers can run here.
+
+    Raises `RuntimeUnsupported` when the installed JAX cannot be watched.
+    """
+    workers.settle()
+    from dsa_verify.runtime import environment
+
+    found = environment()
+    lines = ["versions and device", *(f"  {name:<12} {value}" for name, value in found.items())]
+    lines += ["environment", *_variables(), "providers"]
+    healthy = True
+    for name in provider_names():
+        try:
+            provider = load(name, provider_path)
+        except DsaVerifyError as error:
+            lines.append(f"  {name:<14} not available: {error}")
+            healthy = healthy and name not in DEFAULT_PROVIDERS
+            continue
+        lines.append(f"  {name:<14} {provider.version}: {', '.join(provider.kernels)}")
+        lines += [f"  {'':<14} not {surface}: {reason}" for surface, reason in provider.missing.items()]
+    running = "native on a TPU" if found["backend"] == "tpu" else "TPU interpret mode on a CPU"
+    return [*lines, WHERE.rstrip(), f"here     {running}"], healthy
+
+
+def _variables() -> Iterator[str]:
+    for name in sorted(os.environ):
+        if name.startswith(("JAX_", "XLA_", "TPU_", "LIBTPU_", "DSA_")):
+            yield f"  {name}={os.environ[name]}"

@@ -1,0 +1,98 @@
+"""What a parity run found: its counts, its exit code and its JSON document."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dsa_verify.evidence import Result
+from dsa_verify.known import KnownFailure, stale_message
+
+SCHEMA = 1
+STATUSES = ("accepted", "rejected", "not verified")
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    ACCEPTED = 0
+    REJECTED = 1
+    USAGE = 2
+    BROKE = 3
+    NOTHING_VERIFIED = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished parity run. `results` are in plan order, known failures among them forgiven; `stale` are entries
+    of known failures that no longer show."""
+
+    command: str
+    seconds: float
+    provenance: Mapping[str, object]
+    results: tuple[Result, ...]
+    stale: tuple[KnownFailure, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(result.verdict.status for result in self.results)
+        return {status: found[status] for status in STATUSES}
+
+    @property
+    def known(self) -> dict[KnownFailure, list[Result]]:
+        """The known failures that showed, with the rejections each accounts for."""
+        seen: dict[KnownFailure, list[Result]] = {}
+        for result in self.results:
+            if "known" in result.extra:
+                seen.setdefault(result.extra["known"], []).append(result)  # pyright: ignore[reportArgumentType]
+        return seen
+
+    @property
+    def exit_code(self) -> Exit:
+        if any("broke" in result.extra for result in self.results):
+            return Exit.BROKE
+        if self.counts["rejected"] or self.stale:
+            return Exit.REJECTED
+        return Exit.ACCEPTED if self.counts["accepted"] else Exit.NOTHING_VERIFIED
+
+    def document(self) -> dict[str, object]:
+        """The run for other programs; plain JSON types, no NaN."""
+        return {
+            "schema": SCHEMA,
+            "command": self.command,
+            "seconds": round(self.seconds, 3),
+            "provenance": dict(self.provenance),
+            "counts": {status.replace(" ", "_"): count for status, count in self.counts.items()},
+            "exit_code": int(self.exit_code),
+            "known_failures": [
+                {
+                    "id": entry.id,
+                    "provider": results[0].provider,
+                    "reason": entry.reason,
+                    "smallest": entry.smallest,
+                    "link": entry.link,
+                    "count": len(results),
+                }
+                for entry, results in self.known.items()
+            ],
+            "stale": [stale_message(entry) for entry in self.stale],
+            "results": [_record(result) for result in self.results],
+        }
+
+
+def _record(result: Result) -> dict[str, object]:
+    share, reason = result.verdict.share, result.verdict.reason
+    if share is not None and not math.isfinite(share):
+        share, reason = None, reason or f"the share of the budget is {share}"
+    return {
+        "provider": result.provider,
+        "surface": result.surface,
+        "scenario": result.scenario,
+        "check": result.check,
+        "verdict": result.verdict.status.replace(" ", "_"),
+        "share": share,
+        "seconds": round(result.seconds, 4),
+        "reason": reason,
+        "reproduce": result.reproduce,
+    }
