@@ -41,7 +41,7 @@ class Attention:
     lse: f64[queries, heads]: natural log of the sum of exp of the scaled logits; -inf for such a query.
     spread: f64 like out: sqrt(sum_j (p_j v_j)^2), the scale of independent errors in the weights p.
     weight: f64 like out: sum_j |p_j v_j|, the scale of the worst case.
-    logit: f64[queries, heads]: largest sum_d |q_d k_jd| * sm_scale over attended j.
+    logit: f64[queries, heads]: largest |s_j| + sm_scale * sqrt(sum_d (q_d k_jd)^2) over attended j.
     gain: f64[queries, heads]: sqrt(sum_j (p_j <v_j, out>)^2) / |out|^2, how errors in p stretch a whole row.
     terms: i[queries]: number of attended tokens.
     """

@@ -39,7 +39,7 @@ def explain(name: str) -> str:
     if name in SURFACES:
         return _surface(SURFACES[name])
     if name in CHECKS:
-        return f"check {name}\n{inspect.getdoc(CHECKS[name])}"
+        return f"check {name}\n{inspect.getdoc(CHECKS[name].judge)}"
     if name in FAMILIES:
         members = (scenario for scenario in SCENARIOS.values() if scenario.family == name)
         return "\n".join([f"family {name}", *(f"  {s.name}: {s.discriminates}" for s in members)])

@@ -107,7 +107,7 @@ def _path(config: pytest.Config, option: str) -> Path | None:
 
 
 @pytest.fixture
-def parity_run(request: pytest.FixtureRequest, record_property):
+def parity_run(request: pytest.FixtureRequest):
     """A function that verifies one case and ends the test: it fails on a rejection, skips what was not verified."""
 
     def run(case) -> None:
@@ -121,10 +121,11 @@ def parity_run(request: pytest.FixtureRequest, record_property):
         statuses = Counter(result.verdict.status for result in results)
         known = [(entry.id, entry.provider, hit) for entry, hit in failed.items()]
         setattr(request.node, _RAN, {"verified": statuses["accepted"] + statuses["rejected"], "known": known})
+        properties = request.node.user_properties  # what JUnit writes down with the test
         for result in results:
-            record_property("check", f"{result.check}: {result.verdict.status}")
+            properties.append(("check", f"{result.check}: {result.verdict.status}"))
             if result.verdict.share is not None:
-                record_property("share", f"{result.check}: {result.verdict.share:.3g}")
+                properties.append(("share", f"{result.check}: {result.verdict.share:.3g}"))
         if statuses["rejected"]:
             pytest.fail(_rejection(results), pytrace=False)
         if statuses["not verified"]:

@@ -235,4 +235,3 @@ def _structured_pages(own: int, k_pages: int, rng: np.random.Generator) -> np.nd
     pages = np.unique(np.concatenate([likely[:k_pages], others]).astype(np.int32), return_index=True)
     ordered = pages[0][np.argsort(pages[1], kind="stable")]
     return rng.permutation(ordered[:k_pages])
-

@@ -104,9 +104,11 @@ class Ties(Signal):
         rng = stream(seed, INDEX_QUERY, seq)
         index_q = np.zeros_like(base.index_q)
         index_q[..., :3] = rng.integers(1, 3, index_q[..., :3].shape)
-        # A negative head weight must act after the ReLU, so one head always has one.
+        # A negative head weight must act after the ReLU, so one head always has one. Where all are negative the best
+        # scores are zeros, and -0.0 must not lose against 0.0.
         weights = rng.integers(1, 4, base.index_weights.shape).astype(float)
         weights[:, -1] = -1.0
+        weights[2::3] = -np.abs(weights[2::3])
         return Queries(base.ql_nope, base.q_pe, index_q, weights)
 
 

@@ -11,11 +11,13 @@ relative error of one rounding to nearest. A kernel that keeps the contract comp
    sum_j e_j p_j v_j: at most u_p * sum_j |p_j v_j| (`weight`), and, as each e_j is uniform with standard
    deviation u_p / sqrt(3), beyond 4 u_p * sqrt(sum_j (p_j v_j)^2) (`spread`) only at 7 standard deviations.
    The budget takes the smaller of the two.
-2. Error of the logits: |ds_j| <= d = sqrt(W) * u32 * sum |q_d k_jd| * sm_scale, the probabilistic bound of a
-   float32 dot product (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, with lambda = 1), plus
-   u(logit dtype) * |s| where a provider rounds logits. First order: do = sum_j p_j ds_j (v_j - o), at most
-   d * (weight + |o|).
-3. Accumulation of l and of o: sqrt(n) * u32 * weight by the same bound, and 4 u32 for exp, the running maximum's
+2. Error of the logits. A float32 dot product of W terms rounds every partial sum S_i, an independent error of standard
+   deviation u32 |S_i| / sqrt(3). Partial sums of terms with random signs grow like sqrt(i / W) |q o k|_2, those of terms
+   that agree like (i / W) |s|; either way four standard deviations are below
+   d = 2 sqrt(W) u32 (|s| + sm_scale |q o k_j|_2). (The same sqrt(W) as in Higham and Mary, SIAM J. Sci. Comput. 41(5),
+   2019, on the smaller sum that their assumption allows.) Plus u(logit dtype) |s| where a provider rounds logits. First
+   order: do = sum_j p_j ds_j (v_j - o), at most d * (weight + |o|).
+3. Accumulation of l and of o: sqrt(n) * u32 * weight by the same argument, and 4 u32 for exp, the running maximum's
    rescaling and the division.
 4. Output rounding: u_out * |o|.
 
@@ -65,7 +67,7 @@ def attention_budget(exact: Attention, dtype: object, width: int, promise: Promi
     u_out = unit_roundoff(dtype)
     u_p = unit_roundoff(promise.probability_dtype or dtype)
     size = np.abs(exact.out)
-    logits = np.sqrt(width) * U32 * exact.logit
+    logits = 2 * np.sqrt(width) * U32 * exact.logit
     if promise.logit_dtype is not None:
         logits = logits + unit_roundoff(promise.logit_dtype) * exact.logit
     sums = np.broadcast_to((np.sqrt(exact.terms[:, None]) + 4) * U32, logits.shape)

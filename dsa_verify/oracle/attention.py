@@ -38,7 +38,8 @@ def attend(
     out = p @ v
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + np.where(np.isfinite(top), top, 0.0))[..., 0]
-    magnitude = np.where(seen, sm_scale * (np.abs(q) @ np.abs(k).T), 0.0)
+    finite = np.where(seen, logits, 0.0)
+    magnitude = np.where(seen, sm_scale * np.sqrt(q**2 @ (k**2).T), 0.0) + np.abs(finite)
     norm = np.sum(out**2, axis=-1)
     gain = np.sqrt(np.sum((p * (out @ v.T)) ** 2, axis=-1)) / np.where(norm > 0, norm, 1.0)
     return Attention(

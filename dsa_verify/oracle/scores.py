@@ -17,9 +17,7 @@ class Scores:
     magnitude: np.ndarray
 
 
-def index_scores(
-    index_q: np.ndarray, index_weights: np.ndarray, index_k: np.ndarray, positions: np.ndarray
-) -> Scores:
+def index_scores(index_q: np.ndarray, index_weights: np.ndarray, index_k: np.ndarray, positions: np.ndarray) -> Scores:
     """Score every key of a sequence for every query.
 
     Args:

@@ -79,7 +79,9 @@ def test_distribution(kv_lens, q_lens, decodes_first, together):
         assert found.tolist() == wanted
 
 
-@pytest.mark.parametrize("name", ["several-unequal-p16-f32", "padding-sequences-between-p64-bf16", "decode-one-d16-bf16"])
+@pytest.mark.parametrize(
+    "name", ["several-unequal-p16-f32", "padding-sequences-between-p64-bf16", "decode-one-d16-bf16"]
+)
 def test_lengths_are_read_from_positions(name):
     batch = SCENARIOS[name].build()
     found = layout.kv_lens_of(jnp.asarray(batch.positions), jnp.asarray(batch.cu_q_lens))

@@ -42,7 +42,9 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path):
             load_provider("sglang_jax", path)
 
 
-@pytest.mark.parametrize("target", ["no_such_module:load", "dsa_verify.errors:absent", "dsa_verify.errors:DsaVerifyError"])
+@pytest.mark.parametrize(
+    "target", ["no_such_module:load", "dsa_verify.errors:absent", "dsa_verify.errors:DsaVerifyError"]
+)
 def test_a_target_that_gives_no_provider_is_refused(target):
     with pytest.raises(ProviderError):
         load_provider(target)

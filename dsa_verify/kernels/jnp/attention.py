@@ -10,9 +10,7 @@ from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequenc
 from dsa_verify.shapes import LANES, align
 
 
-def cache_write(
-    new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array
-) -> jax.Array:
+def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
     """Write rows `[c_kv | 0 | k_pe | 0]` at their slots and drop those with slot -1; returns the cache."""
     arrays = dict(new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, out_cache_loc=out_cache_loc)
     check_call(SURFACES["cache_write"], arrays, {})

@@ -26,9 +26,7 @@ IN_FLIGHT = 8
 """Tiles read, merged and written together: enough to hide the latency of one DMA behind seven others."""
 
 
-def cache_write(
-    new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array
-) -> jax.Array:
+def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
     """Write `[c_kv | 0 | k_pe | 0]` of every token at its slot; tokens with slot -1 are dropped.
 
     Args:

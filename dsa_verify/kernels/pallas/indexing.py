@@ -41,6 +41,7 @@ BUFFERS = 4
 """Key buffers in the ring. Two hide the fetch behind a prefill's 16 tiles; a decode scores one tile an item, less
 time than a DMA takes to arrive, and needs several items in flight to use the bandwidth."""
 
+
 @dataclass(frozen=True)
 class Tiling:
     """The static sizes of one call."""

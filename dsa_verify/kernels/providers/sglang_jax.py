@@ -238,7 +238,7 @@ def _unpadded_rows(batch: Batch) -> str | None:
 
 
 def _single_shot_limits(batch: Batch) -> str | None:
-    """Their docstring: "SINGLE-SEQUENCE, SINGLE-SHOT extend only", "one contiguous request prefilled from position 0"."""
+    """Their docstring: "SINGLE-SEQUENCE, SINGLE-SHOT extend only", "prefilled from position 0"."""
     real = np.flatnonzero(batch.kv_lens > 0)
     if len(real) != 1 or batch.kv_lens[real[0]] != batch.q_lens[real[0]] or batch.cu_q_lens[real[0]] != 0:
         return (

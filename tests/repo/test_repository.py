@@ -1,0 +1,110 @@
+"""Facts about the repository: the README's tree, sizes, what may not be written down."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dsa_verify"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+README = (ROOT / "README.md").read_text("utf-8")
+
+# Longer than 300 lines, each with its reason.
+LONG_FILES = {
+    "batch/table.py": "a table: one entry a scenario",
+    "mutants/table.py": "a table: one entry a mutant",
+}
+# Longer than 40 lines of code, each with its reason.
+LONG_FUNCTIONS = {
+    "kernels/pallas/sparse_mla_prefill_qblock.py:_kernel": "a kernel reads better whole",
+    "kernels/pallas/dense_mla.py:_kernel": "a kernel reads better whole",
+    "kernels/pallas/query_attention.py:_kernel": "a kernel reads better whole",
+}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def tracked() -> list[Path]:
+    """Files under version control, or all source files where there is no version control."""
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
+    except (OSError, subprocess.CalledProcessError):
+        return [*MODULES, *ROOT.glob("*.*"), *(ROOT / "tests").rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_module_opens_with_one_sentence(path):
+    doc = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    assert doc, f"{relative(path)} has no docstring"
+    first = doc.split("\n\n")[0]
+    assert first.endswith("."), f"the first paragraph of {relative(path)} is not a sentence: {first!r}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_file_fits_its_size(path):
+    lines = len(path.read_text("utf-8").splitlines())
+    assert lines <= 300 or relative(path) in LONG_FILES, f"{relative(path)} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_functions_fit_on_a_screen(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            doc = len((ast.get_docstring(node) or "").splitlines())
+            signature = node.body[0].lineno - node.lineno
+            length = (node.end_lineno or 0) - node.lineno - doc - signature
+            name = f"{relative(path)}:{node.name}"
+            assert length <= 45 or name in LONG_FUNCTIONS, f"{name} has {length} lines of code"
+
+
+def test_readmes_tree_has_a_line_for_every_module():
+    missing = [relative(path) for path in MODULES if path.name != "__init__.py" and path.name not in README]
+    assert not missing
+
+
+def test_exceptions_still_exist():
+    for name in LONG_FILES:
+        assert (PACKAGE / name).is_file()
+    for name in LONG_FUNCTIONS:
+        path, function = name.split(":")
+        assert f"def {function}(" in (PACKAGE / path).read_text("utf-8")
+
+
+def test_no_path_of_a_machine_and_no_registry_host_is_written_down():
+    pattern = re.compile(r"/work" + r"/|/tmp" + r"/[a-z]|/home" + r"/|pythonhosted|pypi" + r"\.org|deb\.debian")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        if path.suffix in {".py", ".md", ".toml", ".txt", ".yml", ".json", ""} and path.name != "LICENSE"
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found
+
+
+def test_constraints_pin_every_direct_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["tpu"], *extras["dev"]]
+    pinned = {re.split(r"[=;]", line)[0].lower() for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()}
+    missing = {re.split(r"[<>=\[]", name)[0].lower() for name in wanted} - pinned
+    assert not missing
+
+
+def test_golden_records_stay_small():
+    records = [path for path in (ROOT / "golden").rglob("*.json")]
+    assert records
+    assert all(path.stat().st_size <= 8192 for path in records)
+    assert sum(path.stat().st_size for path in records) <= 2 * 1024**2
+
+
+def test_ci_calls_the_readmes_test_command():
+    assert "make test" in README
+    assert "make test" in (ROOT / ".ci" / "run").read_text("utf-8")
