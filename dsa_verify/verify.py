@@ -78,8 +78,8 @@ def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, b
 def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: str = "on_wait") -> Run:
     """Call a kernel on the arrays that its surface's contract names.
 
-    Raises `ContractError` when the batch breaks the contract, `ProviderError` when the kernel raises or returns something
-    other than the contract's outputs.
+    Raises `ContractError` when the batch breaks the contract, `ProviderError` when the kernel raises or returns
+    something other than the contract's outputs.
     """
     from dsa_verify import runtime
 

@@ -1,6 +1,7 @@
 """What a step is asked to do: requests, and the pages that each of them maps."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def allocate(requests: tuple[Request, ...], page_size: int, order: np.ndarray) -
         if request.shares is not None:
             shared = _shared_pages(index, request, requests, page_size, mapped)
         wanted = page_count(request.kv_len, page_size) - len(shared)
-        own = [page for _, page in zip(range(wanted), free)]
+        own = list(islice(free, wanted))
         if len(own) < wanted:
             raise BatchError(
                 f"the pool ran out of pages at request {index}: it needs {wanted}, {len(own)} are left "

@@ -1,6 +1,6 @@
 """Scenario: a named recipe of requests that yields a Batch, and what it discriminates."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -55,7 +55,7 @@ class Scenario:
     discriminates: str
     requests: tuple[Request, ...]
     bucket: Bucket
-    values: Values = Signal()
+    values: Values = field(default_factory=Signal)
     table: str = "shuffled"
     selection: str = "structured"
     """How `topk_pages` is chosen: `structured` draws sinks, local pages and others at random; `indexer` takes the

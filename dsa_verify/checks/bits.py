@@ -8,6 +8,11 @@ def as_bits(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
 
 
+def differing_lanes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Indices into two rows of one dtype at which their bits differ."""
+    return np.flatnonzero((as_bits(a[:, None]) != as_bits(b[:, None])).any(axis=1))
+
+
 def differing_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """bool[rows]: rows of the leading axis that differ in any bit."""
     if a.shape != b.shape or a.dtype != b.dtype:

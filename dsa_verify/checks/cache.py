@@ -3,7 +3,7 @@
 import numpy as np
 
 from dsa_verify.checks import describe
-from dsa_verify.checks.bits import differing_rows
+from dsa_verify.checks.bits import differing_lanes, differing_rows
 from dsa_verify.evidence import Evidence, Verdict
 
 
@@ -32,10 +32,10 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict.accepted()
     missed, overwritten = np.flatnonzero(wrong & addressed), np.flatnonzero(wrong & ~addressed)
     if len(missed):
-        lanes = np.flatnonzero(got.reshape(-1, width)[missed[0]] != wanted.reshape(-1, width)[missed[0]])
+        lanes = differing_lanes(got.reshape(-1, width)[missed[0]], wanted.reshape(-1, width)[missed[0]])
         return Verdict.rejected(
-            f"{len(missed)} of {int(addressed.sum())} new rows are not as given; first {describe.slot(batch, missed[0])}, "
-            f"lanes {lanes[0] if len(lanes) else 0} to {lanes[-1] if len(lanes) else width - 1}"
+            f"{len(missed)} of {int(addressed.sum())} new rows are not as given; first "
+            f"{describe.slot(batch, missed[0])}, lanes {lanes[0]} to {lanes[-1]}"
         )
     return Verdict.rejected(
         f"{len(overwritten)} slots changed that no new token addresses; first {describe.slot(batch, overwritten[0])}"

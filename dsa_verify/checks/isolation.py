@@ -30,8 +30,8 @@ def judge(evidence: Evidence) -> Verdict:
         if changed.any():
             rows = np.flatnonzero(changed)
             return Verdict.rejected(
-                f"{name} of {describe.token(batch, int(rows[0]))} changed although only memory that nobody owns and the "
-                f"data of other requests changed; {describe.spread(batch, rows)}"
+                f"{name} of {describe.token(batch, int(rows[0]))} changed although only memory that nobody owns and "
+                f"the data of other requests changed; {describe.spread(batch, rows)}"
             )
     return Verdict.accepted()
 

@@ -11,9 +11,9 @@ relative error of one rounding to nearest. A kernel that keeps the contract comp
    sum_j e_j p_j v_j: at most u_p * sum_j |p_j v_j| (`weight`), and, as each e_j is uniform with standard
    deviation u_p / sqrt(3), beyond 4 u_p * sqrt(sum_j (p_j v_j)^2) (`spread`) only at 7 standard deviations.
    The budget takes the smaller of the two.
-2. Error of the logits. A float32 dot product of W terms rounds every partial sum S_i, an independent error of standard
-   deviation u32 |S_i| / sqrt(3). Partial sums of terms with random signs grow like sqrt(i / W) |q o k|_2, those of terms
-   that agree like (i / W) |s|; either way four standard deviations are below
+2. Error of the logits. A float32 dot product of W terms rounds every partial sum S_i, an independent error of
+   standard deviation u32 |S_i| / sqrt(3). Partial sums of terms with random signs grow like sqrt(i / W) |q o k|_2,
+   those of terms that agree like (i / W) |s|; either way four standard deviations are below
    d = 2 sqrt(W) u32 (|s| + sm_scale |q o k_j|_2). (The same sqrt(W) as in Higham and Mary, SIAM J. Sci. Comput. 41(5),
    2019, on the smaller sum that their assumption allows.) Plus u(logit dtype) |s| where a provider rounds logits. First
    order: do = sum_j p_j ds_j (v_j - o), at most d * (weight + |o|).
@@ -24,11 +24,12 @@ relative error of one rounding to nearest. A kernel that keeps the contract comp
 Elements are judged one by one against MARGIN times the sum: steps 1 to 4 are first order, and step 4 is attained by a
 kernel that does nothing wrong. With the margin such a kernel uses at most two thirds of its budget.
 
-A small systematic error in every element (a factor of 1.02) can hide below that, so rows, and the batch as a whole, are
-judged by their gain, <got - o, o> / <o, o>, over which independent errors average out. Of step 1 a row keeps
-u_p * min(4 * gain, 1), where `gain` is sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2; of step 4, 4 u_out * sqrt(sum o^4) / sum o^2.
-Over the batch, rows of energy E = |o|^2 are independent, which leaves 4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same
-of step 4; errors of steps 2 and 3 may agree in sign everywhere and are averaged, not reduced.
+A small systematic error in every element (a factor of 1.02) can hide below that, so rows, and the batch as a whole,
+are judged by their gain, <got - o, o> / <o, o>, over which independent errors average out. Of step 1 a row keeps
+u_p * min(4 * gain, 1), where `gain` is sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2; of step 4,
+4 u_out * sqrt(sum o^4) / sum o^2. Over the batch, rows of energy E = |o|^2 are independent, which leaves
+4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same of step 4; errors of steps 2 and 3 may agree in sign everywhere
+and are averaged, not reduced.
 """
 
 from dataclasses import dataclass

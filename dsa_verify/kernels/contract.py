@@ -138,7 +138,7 @@ class Kernel:
     """
 
     fn: Callable[..., Any]
-    promise: Promise = Promise()
+    promise: Promise = field(default_factory=Promise)
     limits: Callable[[Any], str | None] = field(default=lambda batch: None)
 
 

@@ -59,17 +59,20 @@ def print_outcome(outcome: Outcome, slowest: int) -> None:
     """Print a run to stdout; every reproduction command stands alone on its line, unwrapped."""
     console = stdout()
     for provider in dict.fromkeys(result.provider for result in outcome.results):
-        console.print(_table(provider, [r for r in outcome.results if r.provider == provider]))
-    console.print("cells: accepted/rejected/not verified checks, then the worst share of the error budget used\n")
+        console.print(Text(f"provider {provider}", style="bold"), soft_wrap=True)
+        console.print(_table([r for r in outcome.results if r.provider == provider]))
+    console.print(
+        "cells: accepted/rejected/not verified checks, then the worst share of the error budget used\n", soft_wrap=True
+    )
     for lines in (_rejections(outcome), _not_verified(outcome), _known(outcome), _slowest(outcome, slowest)):
         for line in lines:
             console.print(line, soft_wrap=True)
     console.print(_last_line(outcome), soft_wrap=True)
 
 
-def _table(provider: str, results: Sequence[Result]) -> Table:
+def _table(results: Sequence[Result]) -> Table:
     surfaces = [name for name in SURFACES if any(result.surface == name for result in results)]
-    table = Table(title=provider, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("family")
     for surface in surfaces:
         table.add_column(surface.replace("_", "\n"), vertical="bottom")
@@ -157,4 +160,7 @@ def _last_line(outcome: Outcome) -> Text:
     cases = len({(result.provider, result.surface, result.scenario) for result in outcome.results})
     code = outcome.exit_code
     style = _STYLES["accepted" if code is Exit.ACCEPTED else "rejected"]
-    return Text(f"{_VERDICTS[code]}: {counts} checks of {cases} cases in {outcome.seconds:.1f} s", style=style)
+    return Text(
+        f"{_VERDICTS[code]}: {counts} checks of {cases} case{'s' * (cases != 1)} in {outcome.seconds:.1f} s",
+        style=style,
+    )

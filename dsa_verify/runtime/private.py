@@ -186,7 +186,9 @@ def _step(transform: Any) -> Step | None:
     match transform:
         case indexing.NDIndexer():
             slices = (isinstance(index, indexing.Slice) for index in transform.indices)
-            return "index", tuple((i.start, i.size, i.stride) if s else i for i, s in zip(transform.indices, slices))
+            return "index", tuple(
+                (i.start, i.size, i.stride) if s else i for i, s in zip(transform.indices, slices, strict=False)
+            )
         case state.ReshapeTransform():
             return "reshape", tuple(transform.shape)
         case state.BitcastTransform():

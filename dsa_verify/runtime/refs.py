@@ -144,7 +144,7 @@ class Reshaped:
             boxes = list(_pull_back(box[c:d], self.shape[c:d], self.parent.shape[a:b]))
             ends = itertools.accumulate(math.prod(sizes(piece)) for piece in boxes)
             starts = itertools.chain([0], ends)
-            per_group.append([(slice(s, s + math.prod(sizes(p))), p) for s, p in zip(starts, boxes)])
+            per_group.append([(slice(s, s + math.prod(sizes(p))), p) for s, p in zip(starts, boxes, strict=False)])
         for pieces in itertools.product(*per_group):
             yield tuple(where for where, _ in pieces), tuple(itertools.chain.from_iterable(p for _, p in pieces))
 
@@ -266,7 +266,7 @@ def _pull_back(box: Box, shape: tuple[int, ...], parent: tuple[int, ...]) -> Ite
     for outer in itertools.product(*(range(start, start + size) for start, size in box[: max(full - 1, 0)])):
         inner = (*outer, box[full - 1][0]) if full else ()
         flat = 0
-        for index, size in zip(inner, shape):
+        for index, size in zip(inner, shape, strict=False):
             flat = flat * size + index
         yield from _cut(flat * row, length, parent)
 

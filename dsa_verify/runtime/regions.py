@@ -15,18 +15,18 @@ def touched(indexers: Iterable[tuple[Index, ...]], shape: tuple[int, ...]) -> Re
             start, size, stride = (index, 1, 1) if isinstance(index, int) else index
             first, step = axes[axis].start + start * axes[axis].step, axes[axis].step * stride
             axes[axis] = range(first, first + size * step, step)
-        visible = [axis for axis, index in zip(visible, indexer) if not isinstance(index, int)]
+        visible = [axis for axis, index in zip(visible, indexer, strict=False) if not isinstance(index, int)]
     return tuple(axes)
 
 
 def outside(region: Region, shape: tuple[int, ...]) -> bool:
     """Whether a non-empty region leaves a buffer of `shape`, at either end."""
-    return all(region) and any(r[0] < 0 or r[-1] >= size for r, size in zip(region, shape))
+    return all(region) and any(r[0] < 0 or r[-1] >= size for r, size in zip(region, shape, strict=False))
 
 
 def overlap(left: Region, right: Region) -> bool:
     """Whether two non-empty regions share an element."""
-    for a, b in zip(left, right):
+    for a, b in zip(left, right, strict=False):
         if a.start >= b.stop or b.start >= a.stop:
             return False
         if (a.step != 1 or b.step != 1) and set(a).isdisjoint(b):
@@ -38,7 +38,7 @@ def covers(outer: Region, inner: Region) -> bool:
     """Whether `outer` certainly holds all of `inner`."""
     if len(outer) > len(inner):
         return False  # `inner` takes a whole dimension of which `outer` may take a part
-    return all(a.step == 1 and a.start <= b.start and b.stop <= a.stop for a, b in zip(outer, inner))
+    return all(a.step == 1 and a.start <= b.start and b.stop <= a.stop for a, b in zip(outer, inner, strict=False))
 
 
 def pretty(region: Region) -> str:

@@ -56,7 +56,7 @@ def test_help_imports_neither_jax_nor_numpy(arguments):
 def test_accepted_run_exits_0_and_says_what_it_counted():
     result = parity()
     assert result.exit_code == 0, result.output
-    assert "accepted: 4 accepted, 0 rejected, 0 not verified checks of 1 cases" in result.stdout
+    assert "accepted: 4 accepted, 0 rejected, 0 not verified checks of 1 case in" in result.stdout
     assert "slowest cases" in result.stdout
     assert result.stderr == ""
 

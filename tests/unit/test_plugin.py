@@ -83,7 +83,7 @@ def test_known_failures_skip_and_stale_ones_end_the_session_rejected(run, pytest
     result.stdout.fnmatch_lines(["stale known failure: cache_write/single-[*]/cache matches no rejection any more*"])
 
 
-@pytest.mark.parametrize("distribute", [["-n2"], ["-n2", "--dist=loadgroup"], ["-p", "no:xdist"]])
+@pytest.mark.parametrize("distribute", [["-n2"], ["-p", "no:xdist"]])
 def test_cases_of_one_shape_share_a_worker(run, distribute):
     scenarios = ["single-*-p16-f32", "decode-page-edges-d16-bf16", "decode-one-d16-bf16", "padding-tokens-p16-f32"]
     result = run(*distribute, scenarios=scenarios)

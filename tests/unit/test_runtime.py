@@ -423,7 +423,9 @@ def test_reshaped_view_reads_and_writes_what_numpy_does(shape, seen_as):
     view, expected = refs.Reshaped(Stored(array.copy()), seen_as), array.reshape(seen_as).copy()
     for _ in range(20):
         starts = [int(rng.integers(0, size)) for size in seen_as]
-        box = tuple((start, int(rng.integers(1, size - start + 1))) for start, size in zip(starts, seen_as))
+        box = tuple(
+            (start, int(rng.integers(1, size - start + 1))) for start, size in zip(starts, seen_as, strict=False)
+        )
         where = tuple(slice(start, start + size) for start, size in box)
         value = rng.standard_normal(refs.sizes(box))
         np.testing.assert_array_equal(view.read(box), expected[where])
@@ -465,7 +467,7 @@ def test_race_detector_agrees_with_comparing_all_pairs():
 
 
 def _conflict(a, b):
-    apart = any(r.start >= s.stop or s.start >= r.stop for r, s in zip(a.region, b.region))
+    apart = any(r.start >= s.stop or s.start >= r.stop for r, s in zip(a.region, b.region, strict=False))
     ordered = (a.clock <= b.clock).all() or (b.clock <= a.clock).all()
     return (a.write or b.write) and not apart and not ordered
 

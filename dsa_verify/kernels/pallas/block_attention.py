@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from dsa_verify.kernels.pallas.flash import contract, normalise, softmax_step

@@ -134,10 +134,7 @@ def _kernel(
         for_each_copy(seq, at, slot, lambda copy: copy.wait())
         keys = buffers[slot].reshape(step * page_size, width)
         lane_seq, position = places[0, 0:1], places[0, 1:2]
-        last_seen = [
-            jnp.where(lane_seq == seq, position - (at * step + i) * page_size, -1)  # fmt: skip
-            for i in range(step)
-        ]
+        last_seen = [jnp.where(lane_seq == seq, position - (at * step + i) * page_size, -1) for i in range(step)]
         softmax.add(q_ref[...], keys, last_seen, sm_scale)
         return next_seq, next_at, 1 - slot
 
