@@ -5,6 +5,7 @@ DsaVerifyError
 ├── ContractError       a call that no kernel may accept: shapes, dtypes, page size, missing scale
 ├── ConfigError         a name, option or file of the user's that does not exist or does not parse
 ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
+├── NotSimulated        a kernel does what interpret mode cannot simulate; its cases are not verified
 └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
 """
 
@@ -33,6 +34,10 @@ class ConfigError(DsaVerifyError):
 
 class ProviderError(DsaVerifyError):
     """A provider failed in a way that is not a verdict about its numbers."""
+
+
+class NotSimulated(DsaVerifyError):
+    """A kernel does what interpret mode cannot simulate, so nothing can be said about it on this machine."""
 
 
 class RuntimeUnsupported(DsaVerifyError):

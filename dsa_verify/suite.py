@@ -15,7 +15,7 @@ from dsa_verify.batch import Scenario
 from dsa_verify.batch.table import SCENARIOS, TIERS, with_document
 from dsa_verify.batch.values import word_ids
 from dsa_verify.checks import checks_for
-from dsa_verify.errors import ConfigError, DsaVerifyError, ProviderError, unknown_name
+from dsa_verify.errors import ConfigError, DsaVerifyError, unknown_name
 from dsa_verify.evidence import Result, Verdict
 from dsa_verify.kernels.contract import SURFACES, Provider, surface_named
 from dsa_verify.kernels.providers import load_provider, provider_names
@@ -118,16 +118,8 @@ def scenario_table(document: Path | None = None) -> dict[str, Scenario]:
 
 @lru_cache
 def load(name: str, path: Path | None = None) -> Provider:
-    """Load a provider once a process: its kernels keep their identity, and so their compilations.
-
-    Raises `ConfigError` and `ProviderError`, the latter whatever the provider's own code raised.
-    """
-    try:
-        return load_provider(name, path)
-    except DsaVerifyError:
-        raise
-    except Exception as error:
-        raise ProviderError(f"cannot load provider {name}: {type(error).__name__}: {error}") from error
+    """Load a provider once a process: its kernels keep their identity, and so their compilations."""
+    return load_provider(name, path)
 
 
 def provenance(providers: Iterable[str], path: Path | None = None) -> dict[str, object]:

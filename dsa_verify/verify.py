@@ -14,7 +14,7 @@ from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
 from dsa_verify.batch.poison import neighbours_changed, repoisoned
 from dsa_verify.checks import CHECKS, checks_for
-from dsa_verify.errors import ProviderError
+from dsa_verify.errors import NotSimulated, ProviderError, RuntimeUnsupported
 from dsa_verify.evidence import Evidence, Result, Run, Verdict
 from dsa_verify.kernels.contract import Kernel, Provider, Surface, check_call
 
@@ -34,7 +34,9 @@ def verify(
         verdicts = judge(surface, provider, scenario, names)
     except ProviderError as error:
         verdicts = dict.fromkeys(names, Verdict.rejected(str(error)))
-    seconds = (time.perf_counter() - start) / len(names)
+    except NotSimulated as error:
+        verdicts = dict.fromkeys(names, Verdict.not_verified(f"interpret mode cannot simulate it: {error}"))
+    seconds = (time.perf_counter() - start) / max(1, len(names))
     reproduce = f"dsa-verify parity --provider {provider.name} --surface {surface.name} --scenario {scenario.name}"
     return tuple(
         Result(provider.name, surface.name, scenario.name, name, verdict, seconds, reproduce)
@@ -88,6 +90,8 @@ def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: str = "on_wait"
     axes = check_call(surface, arrays, statics)
     try:
         seen = runtime.run(kernel.fn, arrays, statics, dma=dma, donate=surface.donated)
+    except (NotSimulated, RuntimeUnsupported):
+        raise
     except Exception as error:
         raise ProviderError(f"the kernel raised {type(error).__name__}: {error}") from error
     if seen.outputs is None:

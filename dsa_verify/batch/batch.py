@@ -156,7 +156,7 @@ def _length_problems(b: Batch):
     longest = b.page_table.shape[1] * b.page_size
     for seq in np.flatnonzero((b.kv_lens < 0) | (b.kv_lens > longest)):
         yield f"sequence {seq} has kv_len {b.kv_lens[seq]}, expected 0 to {longest} (the width of page_table)"
-    if not b.sm_scale > 0:
+    if b.sm_scale is None or not b.sm_scale > 0:
         yield f"sm_scale is {b.sm_scale}, expected a positive number"
     if b.index_topk < 1:
         yield f"index_topk is {b.index_topk}, expected at least 1"

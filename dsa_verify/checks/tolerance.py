@@ -25,11 +25,12 @@ Elements are judged one by one against MARGIN times the sum: steps 1 to 4 are fi
 kernel that does nothing wrong. With the margin such a kernel uses at most two thirds of its budget.
 
 A small systematic error in every element (a factor of 1.02) can hide below that, so rows, and the batch as a whole,
-are judged by their gain, <got - o, o> / <o, o>, over which independent errors average out. Of step 1 a row keeps
-u_p * min(4 * gain, 1), where `gain` is sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2; of step 4,
-4 u_out * sqrt(sum o^4) / sum o^2. Over the batch, rows of energy E = |o|^2 are independent, which leaves
-4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same of step 4; errors of steps 2 and 3 may agree in sign everywhere
-and are averaged, not reduced.
+are judged by their gain, <got - o, o> / <o, o>, over which independent errors average out. Of step 1 a row keeps u_p
+* min(4 * gain, 1), where `gain` is sqrt(sum_j (p_j <v_j, o>)^2) / |o|^2; of step 4, 4 u_out * sqrt(sum o^4) / sum
+o^2, and u_out * gain, since a row that one key dominates is nearly that key's own row, which is exact in the output
+dtype, and rounding pulls all its elements back to it alike. Over the batch, rows of energy E = |o|^2 are independent,
+which leaves 4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same of step 4; errors of steps 2 and 3 may agree in
+sign everywhere and are averaged, not reduced.
 """
 
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def attention_budget(exact: Attention, dtype: object, width: int, promise: Promi
     energy = np.sum(size**2, axis=-1)
     outputs = u_out * np.sqrt(np.sum(size**4, axis=-1)) / np.where(energy > 0, energy, 1.0)
     steady = 2 * logits + sums
-    gain = u_p * np.minimum(4 * exact.gain, 1.0) + 4 * outputs + steady
+    gain = u_p * np.minimum(4 * exact.gain, 1.0) + 4 * outputs + u_out * exact.gain + steady
     total = max(float(energy.sum()), np.finfo(float).tiny)
     random = np.hypot(u_p * exact.gain, outputs) * energy
     batch_gain = (4 * np.sqrt(np.sum(random**2)) + np.sum(steady * energy)) / total

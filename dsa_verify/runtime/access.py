@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dsa_verify.errors import RuntimeUnsupported
+from dsa_verify.errors import NotSimulated
 from dsa_verify.runtime import refs
 from dsa_verify.runtime.regions import Region, outside, pretty, touched
 
@@ -51,12 +51,12 @@ def perform(root: Root, steps: Sequence[Step], value: Any = None, mask: Any = No
 
     Raises:
         IndexError: the access leaves the buffer or a view of it ("Out-of-bounds ...").
-        RuntimeUnsupported: a strided or masked access under a reshape, bitcast or transpose.
+        NotSimulated: a strided or masked access under a reshape, bitcast or transpose.
     """
     if all(kind == "index" for kind, _ in steps):
         return _directly(root, [indices for _, indices in steps], value, mask)
     if mask is not None:
-        raise RuntimeUnsupported("a masked access of a reshaped, bitcast or transposed ref cannot be simulated")
+        raise NotSimulated("a masked access of a reshaped, bitcast or transposed ref cannot be simulated")
     view: refs.View = root
     for step in steps:
         view = _seen_through(view, step)

@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 
-from dsa_verify.errors import RuntimeUnsupported
+from dsa_verify.errors import NotSimulated, RuntimeUnsupported
 from dsa_verify.runtime import refs
 from dsa_verify.runtime.access import Root, Step, perform
 from dsa_verify.runtime.races import Access
@@ -197,7 +197,7 @@ def _step(transform: Any) -> Step | None:
             return "transpose", tuple(transform.permutation)
     if type(transform).__name__ == "MemorySpaceCastTransform":  # exists in 0.12 only
         return None
-    raise RuntimeUnsupported(f"a ref under {type(transform).__name__} cannot be simulated")
+    raise NotSimulated(f"a ref under {type(transform).__name__} cannot be simulated")
 
 
 def _semaphore() -> type:

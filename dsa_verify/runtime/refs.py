@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dsa_verify.errors import RuntimeUnsupported
+from dsa_verify.errors import NotSimulated
 from dsa_verify.runtime.regions import Index, Region, outside, pretty
 
 Box = tuple[tuple[int, int], ...]  # (start, size) per dimension; an access always names every dimension
@@ -65,7 +65,7 @@ class Indexed:
 
     def __post_init__(self) -> None:
         if any(not isinstance(index, int) and index[2] != 1 for index in self.indices):
-            raise RuntimeUnsupported("a strided slice of a reshaped, bitcast or transposed ref cannot be simulated")
+            raise NotSimulated("a strided slice of a reshaped, bitcast or transposed ref cannot be simulated")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class Bitcast:
     def __post_init__(self) -> None:
         wide, narrow = sorted((self.parent.dtype.itemsize, self.dtype.itemsize), reverse=True)
         if len(self.parent.shape) < 2 or wide % narrow:
-            raise RuntimeUnsupported(
+            raise NotSimulated(
                 f"bitcast of a ref {self.parent.dtype}{list(self.parent.shape)} to {self.dtype}: only refs of two or "
                 "more dimensions and item sizes that divide each other can be simulated"
             )

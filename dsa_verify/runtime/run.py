@@ -69,7 +69,8 @@ def run(
         statics: its other arguments; they take part in the cache key.
 
     Raises:
-        RuntimeUnsupported: the installed JAX cannot be watched, or a kernel does what the interpreter cannot simulate.
+        RuntimeUnsupported: the installed JAX cannot be watched.
+        NotSimulated: a kernel does what the interpreter cannot simulate.
         Exception: whatever `fn` raises while it is traced, unchanged.
     """
     import jax

@@ -59,7 +59,7 @@ def test_our_own_providers_have_every_surface(name):
 
 def test_an_absent_tpu_inference_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(tpu_inference, "find_spec", lambda name: None)
-    with pytest.raises(ProviderError, match=r"pip install --no-deps tpu-inference==\S+ sympy mpmath"):
+    with pytest.raises(ProviderError, match=r"pip install --no-deps tpu-inference==\S+ sympy==\S+ mpmath=="):
         load_provider("tpu_inference")
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from dsa_verify.errors import ConfigError, ProviderError, unknown_name
+from dsa_verify.errors import ConfigError, DsaVerifyError, ProviderError, unknown_name
 from dsa_verify.kernels.contract import SURFACES, Provider
 
 ENTRY_POINTS = "dsa_verify.providers"
@@ -57,6 +57,8 @@ def _resolve(target: str) -> object:
     module, _, attribute = target.partition(":")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ProviderError(f"cannot load provider {target}: {error}") from error
-    return found() if callable(found) else found
+        return found() if callable(found) else found
+    except DsaVerifyError:
+        raise
+    except Exception as error:  # whatever a stranger's module raises while it loads
+        raise ProviderError(f"cannot load provider {target}: {type(error).__name__}: {error}") from error

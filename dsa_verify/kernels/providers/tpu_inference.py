@@ -23,7 +23,7 @@ from dsa_verify.kernels.providers import layout
 from dsa_verify.shapes import LANES, align
 
 PACKAGE = "tpu_inference"
-HOW_TO_GET = "Install it without vLLM: pip install --no-deps tpu-inference==0.32.0 sympy mpmath"
+HOW_TO_GET = "Install it without vLLM: pip install --no-deps tpu-inference==0.32.0 sympy==1.14.0 mpmath==1.3.0"
 
 DENSE_MLA = f"{PACKAGE}.kernels.mla.v2.kernel"
 STREAMINDEX = f"{PACKAGE}.kernels.experimental.deepseek_v4.indexer.streamindex_topk"
