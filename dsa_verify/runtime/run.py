@@ -15,6 +15,10 @@ from dsa_verify.runtime.watch import Finding, Recorder, Traffic
 
 DmaMode = Literal["on_wait", "eager"]
 
+# A simulated kernel is a chain of callbacks into Python, which no optimisation makes faster; compiling it without any
+# takes a quarter to a third less time.
+_QUICK_COMPILE = {"xla_backend_optimization_level": "0"}
+
 # Entries of the race detector's vector clocks. DMAs take them in turn, and two that share one hide races from each
 # other; JAX's default leaves a single entry to all DMAs of a core.
 _CLOCK_SLOTS = 256
@@ -76,7 +80,7 @@ def run(
     import jax
 
     native = jax.default_backend() == "tpu"
-    prepared = _prepare(fn, tuple(sorted(statics.items())), dma, donate if native else ())
+    prepared = _prepare(fn, tuple(sorted(statics.items())), dma, donate if native else (), native)
     traces, start = len(prepared.traces), time.perf_counter()
     if native:
         outputs, findings, traffic = _to_numpy(prepared.jitted(**arrays)), (), ()
@@ -87,7 +91,9 @@ def run(
 
 
 @functools.lru_cache(maxsize=512)
-def _prepare(fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple[str, ...]) -> _Callable:
+def _prepare(
+    fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple[str, ...], native: bool
+) -> _Callable:
     """The jitted function of one (function, statics, mode); JAX keeps the compiled versions per shape in it."""
     import jax
 
@@ -98,7 +104,8 @@ def _prepare(fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple
         traces.append(None)
         return fn(**arrays, **dict(statics))
 
-    return _Callable(jax.jit(traced, donate_argnames=donate), traces)
+    options = None if native else _QUICK_COMPILE
+    return _Callable(jax.jit(traced, donate_argnames=donate, compiler_options=options), traces)
 
 
 def _simulate(

@@ -54,6 +54,14 @@ def kv_lens_of(positions: jax.Array, cu_q_lens: jax.Array) -> jax.Array:
     return jnp.where(jnp.diff(cu_q_lens) > 0, last + 1, 0).astype(jnp.int32)
 
 
+def packed_metadata(
+    page_table: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, page_size: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """`page_indices`, `cu_q_lens`, `cu_kv_lens` and `distribution`, as SGLang-JAX's kernels take them in a row."""
+    pages, aligned = packed(page_table, kv_lens, page_size), cu_kv_lens(kv_lens, page_size)
+    return pages, cu_q_lens, aligned, distribution(kv_lens, cu_q_lens, decodes_first=False)
+
+
 def rows_per_word(dtype: jnp.dtype) -> int:
     """Rows of a cache that share one 32-bit word: 1 for float32, 2 for bfloat16, 4 for bytes."""
     return WORD_BYTES // jnp.dtype(dtype).itemsize
