@@ -4,6 +4,7 @@ DsaVerifyError
 ├── BatchError          a batch that contradicts itself; raised before any kernel runs
 ├── ContractError       a call that no kernel may accept: shapes, dtypes, page size, missing scale
 ├── ConfigError         a name, option or file of the user's that does not exist or does not parse
+├── GoldenError         a golden record that is corrupt or was edited by hand, or an update that is refused
 ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
 ├── NotSimulated        a kernel does what interpret mode cannot simulate; its cases are not verified
 └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
@@ -30,6 +31,10 @@ class ContractError(DsaVerifyError):
 
 class ConfigError(DsaVerifyError):
     """The user named something that does not exist or cannot be read."""
+
+
+class GoldenError(DsaVerifyError):
+    """A golden record cannot be trusted, or may not be changed now."""
 
 
 class ProviderError(DsaVerifyError):

@@ -17,10 +17,13 @@ from dsa_verify.batch.values import word_ids
 from dsa_verify.checks import checks_for
 from dsa_verify.errors import ConfigError, DsaVerifyError, unknown_name
 from dsa_verify.evidence import Result, Verdict
-from dsa_verify.kernels.contract import SURFACES, Provider, surface_named
+from dsa_verify.kernels.contract import SURFACES, Provider, Surface, surface_named
 from dsa_verify.kernels.providers import load_provider, provider_names
 
 DEFAULT_PROVIDERS = ("builtin", "jnp")
+
+Judge = Callable[[Surface, Provider, Scenario], tuple[Result, ...]]
+"""What is made of one case: `verify`, or a function of a module that does less or other things with it."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,10 @@ def reproduction(case: Case, provider_path: Path | None = None, document: Path |
     return shlex.join(["dsa-verify", "parity", *words])
 
 
-def judge_case(case: Case, provider_path: Path | None = None, document: Path | None = None) -> tuple[Result, ...]:
-    """Verify one case in this process.
+def judge_case(
+    case: Case, provider_path: Path | None = None, document: Path | None = None, judge: Judge | None = None
+) -> tuple[Result, ...]:
+    """Verify one case in this process, by every check or as `judge` does.
 
     A fault of the suite itself is a rejection whose `extra` has `broke`, so that one case cannot end a run.
     Raises `DsaVerifyError` for bad input: a provider that cannot be loaded, a call that breaks a contract.
@@ -153,7 +158,7 @@ def judge_case(case: Case, provider_path: Path | None = None, document: Path | N
     scenario = scenario_table(document)[case.scenario]
     reproduce = reproduction(case, provider_path, document)
     try:
-        results = verify(surface, provider, scenario)
+        results = (judge or verify)(surface, provider, scenario)
     except DsaVerifyError:
         raise
     except Exception as error:
@@ -180,6 +185,7 @@ def run_cases(
     provider_path: Path | None = None,
     document: Path | None = None,
     on_result: Callable[[Case, tuple[Result, ...]], None] | None = None,
+    judge: Judge | None = None,
 ) -> list[Result]:
     """Verify every case and return the results in the order of `cases`.
 
@@ -188,11 +194,12 @@ def run_cases(
       provider_path: a source checkout for the providers.
       document: the text that the document family is drawn from.
       on_result: called with each case and its results as they come.
+      judge: what is made of each case; `verify` by default. Worker processes import it by name.
 
     A case whose worker process dies is rejected, and its results' `extra` has `broke`. Raises `DsaVerifyError` for
     bad input, as `judge_case` does.
     """
-    work = partial(judge_case, provider_path=provider_path, document=document)
+    work = partial(judge_case, provider_path=provider_path, document=document, judge=judge)
     groups = _groups(cases)
     jobs = job_count(jobs, len(groups))
     judged: dict[Case, tuple[Result, ...]] = {}

@@ -7,6 +7,7 @@ is. Each check looks at all of it and gives a verdict.
 
 import time
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -46,16 +47,32 @@ def verify(
 
 def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple[str, ...]) -> dict[str, Verdict]:
     """The verdict of each named check. Raises `ProviderError` when the kernel gives nothing that could be judged."""
+    evidence = gather(surface, provider, scenario, {run for name in names for run in CHECKS[name].runs})
+    if isinstance(evidence, str):
+        return dict.fromkeys(names, Verdict.not_verified(evidence))
+    return {name: CHECKS[name].judge(evidence) for name in names}
+
+
+def batch_of(scenario: Scenario) -> Batch:
+    """The batch of a scenario; where `topk_pages` is the indexer's, it is the oracle's own selection."""
     batch = scenario.build()
     if scenario.selection == "indexer":
         batch = batch.replace(topk_pages=oracle.selection(batch, pages=True).best)
+    return batch
+
+
+def gather(surface: Surface, provider: Provider, scenario: Scenario, wanted: Collection[str]) -> Evidence | str:
+    """What the kernel answers in its base run and the `wanted` others, beside the oracle; or why it is not asked.
+
+    Raises `ProviderError` when the kernel gives nothing that could be judged.
+    """
+    batch = batch_of(scenario)
     kernel = provider.kernels.get(surface.name)
     reason = _out_of_reach(surface, provider, kernel, batch)
     if kernel is None or reason is not None:
-        return dict.fromkeys(names, Verdict.not_verified(reason or "not provided"))
+        return reason or "not provided"
     finite = kernel.promise.finite_memory
     batch = repoisoned(batch, finite=True, seed=0) if finite else batch
-    wanted = {run for name in names for run in CHECKS[name].runs}
     runs = {"base": execute(surface, kernel, batch)}
     if "again" in wanted:
         runs["again"] = execute(surface, kernel, batch)
@@ -64,8 +81,7 @@ def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple
         runs["dirty"] = execute(surface, kernel, dirty)
     if "eager" in wanted and not on_device():
         runs["eager"] = execute(surface, kernel, batch, dma="eager")
-    evidence = Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise)
-    return {name: CHECKS[name].judge(evidence) for name in names}
+    return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise)
 
 
 def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, batch: Batch) -> str | None:
@@ -77,7 +93,7 @@ def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, b
     return kernel.limits(batch)
 
 
-def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: str = "on_wait") -> Run:
+def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: Literal["on_wait", "eager"] = "on_wait") -> Run:
     """Call a kernel on the arrays that its surface's contract names.
 
     Raises `ContractError` when the batch breaks the contract, `ProviderError` when the kernel raises or returns

@@ -5,7 +5,7 @@ import numpy as np
 from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.tolerance import attention_budget
-from dsa_verify.evidence import Attention, Evidence, Verdict
+from dsa_verify.evidence import Attention, Evidence, Promise, Verdict
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -20,14 +20,30 @@ def judge(evidence: Evidence) -> Verdict:
     if outputs is None:
         return Verdict.rejected("the kernel failed and returned nothing; see the races check for its message")
     assert exact is not None
-    out = outputs["out"].astype(np.float64)
     anomaly = _anomaly(batch, outputs, exact)
     if anomaly:
         return Verdict.rejected(anomaly, share=float("inf"))
     if not batch.real.any():
         return Verdict.accepted(0.0)
+    shares, stretch, whole = shares_of(batch, outputs, exact, evidence.promise)
+    worst = max(whole, *(float(share.max()) for share in shares.values()))
+    if worst <= 1.0:
+        return Verdict.accepted(worst)
+    if whole == worst:
+        return Verdict.rejected(
+            f"outputs of the whole batch are stretched by {stretch:+.2e}, "
+            f"{whole:.3g} times what independent rounding leaves of it: a systematic error in every row",
+            worst,
+        )
+    return Verdict.rejected(_explain(batch, shares, outputs, exact), worst)
+
+
+def shares_of(batch: Batch, outputs, exact: Attention, promise: Promise) -> tuple[dict[str, np.ndarray], float, float]:
+    """Error over budget of every element, row gain and lse, zero for padding; how far the batch as a whole is
+    stretched, and that over its budget."""
+    out = outputs["out"].astype(np.float64)
     width = batch.ql_nope.shape[-1] + batch.q_pe.shape[-1]
-    budget = attention_budget(exact, outputs["out"].dtype, width, evidence.promise)
+    budget = attention_budget(exact, outputs["out"].dtype, width, promise)
     shares = {
         "element": _share(np.abs(out - exact.out), budget.element),
         "gain": _share(np.abs(_gain(out, exact.out)), budget.gain),
@@ -36,18 +52,8 @@ def judge(evidence: Evidence) -> Verdict:
         shares["lse"] = _share(_lse_error(outputs["lse"], exact.lse), budget.lse)
     for share in shares.values():
         share[~batch.real] = 0.0
-    stretch = _gain(out[batch.real].ravel(), exact.out[batch.real].ravel())
-    whole = abs(float(stretch)) / max(budget.batch_gain, np.finfo(float).tiny)
-    worst = max(whole, *(float(share.max()) for share in shares.values()))
-    if worst <= 1.0:
-        return Verdict.accepted(worst)
-    if whole == worst:
-        return Verdict.rejected(
-            f"outputs of the whole batch are stretched by {float(stretch):+.2e}, "
-            f"{whole:.3g} times what independent rounding leaves of it: a systematic error in every row",
-            worst,
-        )
-    return Verdict.rejected(_explain(batch, shares, outputs, exact), worst)
+    stretch = float(_gain(out[batch.real].ravel(), exact.out[batch.real].ravel()))
+    return shares, stretch, abs(stretch) / max(budget.batch_gain, np.finfo(float).tiny)
 
 
 def _share(error: np.ndarray, budget: np.ndarray) -> np.ndarray:

@@ -1,8 +1,10 @@
 """Contract of every surface: what goes in, what comes out, what is promised; and what a provider is."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from dsa_verify.errors import ContractError, unknown_name
 from dsa_verify.evidence import Promise
@@ -150,6 +152,32 @@ class Provider:
     version: str
     kernels: Mapping[str, Kernel]
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def implements(surface_name: str) -> Callable[[F], F]:
+    """Decorate an implementation of a surface: every call is held to the contract before it runs.
+
+    The implementation's parameters are the surface's arrays and statics by name; others are its own tiling. A call
+    outside the contract raises `ContractError`, a missing static too.
+    """
+    surface = SURFACES[surface_name]
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind_partial(*args, **kwargs).arguments
+            arrays = {name: given[name] for name in surface.arrays if name in given}
+            check_call(surface, arrays, {name: given.get(name) for name in surface.statics})
+            return function(*args, **kwargs)
+
+        return cast(F, checked)
+
+    return decorate
 
 
 def check_call(surface: Surface, arrays: Mapping[str, Any], statics: Mapping[str, Any]) -> dict[str, int]:

@@ -5,15 +5,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequence_of, slots
 from dsa_verify.shapes import LANES, align
 
 
+@implements("cache_write")
 def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
     """Write rows `[c_kv | 0 | k_pe | 0]` at their slots and drop those with slot -1; returns the cache."""
-    arrays = dict(new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, out_cache_loc=out_cache_loc)
-    check_call(SURFACES["cache_write"], arrays, {})
     rank, rope = new_c_kv.shape[1], new_k_pe.shape[1]
     rows = jnp.zeros((new_c_kv.shape[0], cache_kv.shape[2]), cache_kv.dtype)
     rows = rows.at[:, :rank].set(new_c_kv.astype(cache_kv.dtype))
@@ -24,6 +23,7 @@ def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, o
     return flat.reshape(cache_kv.shape)
 
 
+@implements("dense_mla")
 def dense_mla(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -37,17 +37,13 @@ def dense_mla(
     sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Write the new rows, attend all causal tokens; shapes and errors are those of the surface's contract."""
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
-        kv_lens=kv_lens, cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["dense_mla"], arrays, {"sm_scale": sm_scale})
     placement = place(kv_lens, cu_q_lens, ql_nope.shape[0])
     cache = cache_write(new_c_kv, new_k_pe, cache_kv, slots(page_table, placement, cache_kv.shape[1]))
     out, _ = _attend(ql_nope, q_pe, cache, page_table, placement, None, sm_scale)
     return out, cache
 
 
+@implements("sparse_mla_decode")
 def sparse_mla_decode(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -61,11 +57,6 @@ def sparse_mla_decode(
     sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Write each sequence's new row, attend its selected pages and its own; as the surface's contract."""
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
-        topk_pages=topk_pages, kv_lens=kv_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["sparse_mla_decode"], arrays, {"sm_scale": sm_scale})
     placement = Placement(jnp.arange(kv_lens.shape[0], dtype=jnp.int32), kv_lens - 1)
     cache = cache_write(new_c_kv, new_k_pe, cache_kv, slots(page_table, placement, cache_kv.shape[1]))
     own = placement.position[:, None] // cache.shape[1]
@@ -74,6 +65,7 @@ def sparse_mla_decode(
     return out, cache
 
 
+@implements("sparse_mla_prefill")
 def sparse_mla_prefill(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -96,6 +88,7 @@ def sparse_mla_prefill(
     return out, cache
 
 
+@implements("sparse_mla_prefill_qblock")
 def sparse_mla_prefill_qblock(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -111,11 +104,6 @@ def sparse_mla_prefill_qblock(
     sm_scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `sparse_mla_prefill`, with the natural-log lse; blocks of queries are a matter of speed only."""
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, topk_pages=topk_pages,
-        positions=positions, out_cache_loc=out_cache_loc, cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["sparse_mla_prefill_qblock"], arrays, {"sm_scale": sm_scale})
     cache = cache_write(new_c_kv, new_k_pe, cache_kv, out_cache_loc)
     placement = Placement(sequence_of(cu_q_lens, positions.shape[0]), positions)
     out, lse = _attend(ql_nope, q_pe, cache, page_table, placement, topk_pages, sm_scale)

@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.jnp.ragged import gather_rows, place
 
 
+@implements("index_topk")
 def index_topk(
     index_q: jax.Array,
     index_weights: jax.Array,
@@ -21,15 +22,11 @@ def index_topk(
 
     Shapes and errors are those of the surface's contract. Materialises [tokens, pages_per_seq * page_size] scores.
     """
-    arrays = dict(
-        index_q=index_q, index_weights=index_weights, index_cache=index_cache, kv_lens=kv_lens,
-        cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["index_topk"], arrays, {"index_topk": index_topk})
     scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
     return _best(scores, index_topk)
 
 
+@implements("index_page_topk")
 def index_page_topk(
     index_q: jax.Array,
     index_weights: jax.Array,
@@ -44,11 +41,6 @@ def index_page_topk(
 
     A page scores its best causal token. Shapes and errors are those of the surface's contract.
     """
-    arrays = dict(
-        index_q=index_q, index_weights=index_weights, index_cache=index_cache, kv_lens=kv_lens,
-        cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["index_page_topk"], arrays, {"index_topk": index_topk})
     page_size = index_cache.shape[1]
     scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
     by_page = scores.reshape(scores.shape[0], -1, page_size).max(axis=2)
@@ -69,6 +61,8 @@ def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
 
 def _best(scores: jax.Array, k: int) -> jax.Array:
     """The k best columns; `top_k` keeps the lower column first among equals."""
+    # `top_k` ranks 0.0 above -0.0, which negative head weights make of a key that no head likes.
+    scores = jnp.where(scores == 0.0, 0.0, scores)
     scores = jnp.pad(scores, ((0, 0), (0, max(0, k - scores.shape[1]))), constant_values=-jnp.inf)
     values, columns = jax.lax.top_k(scores, k)
     return jnp.where(values == -jnp.inf, -1, columns).astype(jnp.int32)

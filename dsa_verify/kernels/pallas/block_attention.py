@@ -31,9 +31,10 @@ class Accumulator(NamedTuple):
     total: jax.Array  # f32[1, lanes]
     weighted: jax.Array  # f32[rank, lanes]
 
-    @classmethod
-    def scratch(cls, rank: int, lanes: int) -> "Accumulator":
-        return cls(*(pltpu.VMEM(shape, jnp.float32) for shape in ((1, lanes), (1, lanes), (rank, lanes))))
+    @staticmethod
+    def scratch(rank: int, lanes: int) -> list:
+        """What a kernel must reserve for the three."""
+        return [pltpu.VMEM(shape, jnp.float32) for shape in ((1, lanes), (1, lanes), (rank, lanes))]
 
     def clear(self) -> None:
         self.maximum[...] = jnp.full(self.maximum.shape, -jnp.inf)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import PAGE_MULTIPLE, SURFACES, check_call
+from dsa_verify.kernels.contract import PAGE_MULTIPLE, implements
 from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
 from dsa_verify.shapes import align
 
@@ -26,6 +26,7 @@ IN_FLIGHT = 8
 """Tiles read, merged and written together: enough to hide the latency of one DMA behind seven others."""
 
 
+@implements("cache_write")
 def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
     """Write `[c_kv | 0 | k_pe | 0]` of every token at its slot; tokens with slot -1 are dropped.
 
@@ -37,8 +38,6 @@ def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, o
 
     Returns: the updated cache. Raises `ContractError` on bad shapes, dtypes or page size.
     """
-    arrays = dict(new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, out_cache_loc=out_cache_loc)
-    check_call(SURFACES["cache_write"], arrays, {})
     return write_rows(latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype), cache_kv, out_cache_loc)
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.pallas.block_attention import KEYS_PER_STEP, Accumulator, flat_queries, per_lane
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import block_span, latent_rows, place, slots
@@ -22,6 +22,7 @@ LANES_PER_BLOCK = 256
 """Queries times heads of one block; 256 fills the MXU of v6e and later, two passes on v5e."""
 
 
+@implements("dense_mla")
 def dense_mla(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -48,11 +49,6 @@ def dense_mla(
 
     Returns: ([tokens, heads, kv_lora_rank], cache). Raises `ContractError` on a call outside the contract.
     """
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
-        kv_lens=kv_lens, cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["dense_mla"], arrays, {"sm_scale": sm_scale})
     tokens, heads, rank = ql_nope.shape
     placement = place(kv_lens, cu_q_lens, tokens)
     rows = latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype)

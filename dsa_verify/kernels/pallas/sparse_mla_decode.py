@@ -9,12 +9,13 @@ fetched twice.
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import Placement, latent_rows, slots
 from dsa_verify.kernels.pallas.query_attention import query_attention
 
 
+@implements("sparse_mla_decode")
 def sparse_mla_decode(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -41,11 +42,6 @@ def sparse_mla_decode(
 
     Returns: ([seqs, heads, kv_lora_rank], cache). Raises `ContractError` on a call outside the contract.
     """
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv,
-        topk_pages=topk_pages, kv_lens=kv_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["sparse_mla_decode"], arrays, {"sm_scale": sm_scale})
     page_size = cache_kv.shape[1]
     seq = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
     here = Placement(jnp.where(kv_lens > 0, seq, -1), kv_lens - 1)

@@ -9,12 +9,13 @@ select different pages, and the plainer statement of what both compute.
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import latent_rows
 from dsa_verify.kernels.pallas.query_attention import query_attention
 
 
+@implements("sparse_mla_prefill")
 def sparse_mla_prefill(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -43,11 +44,6 @@ def sparse_mla_prefill(
 
     Returns: ([tokens, heads, kv_lora_rank], cache). Raises `ContractError` on a call outside the contract.
     """
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, topk_pages=topk_pages,
-        positions=positions, out_cache_loc=out_cache_loc, cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["sparse_mla_prefill"], arrays, {"sm_scale": sm_scale})
     cache = write_rows(latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype), cache_kv, out_cache_loc)
     token = jnp.arange(positions.shape[0], dtype=jnp.int32)
     seq = jnp.searchsorted(cu_q_lens[1:], token, side="right")

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.pallas.block_attention import KEYS_PER_STEP, Accumulator, flat_queries, per_lane
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
@@ -30,6 +30,7 @@ NO_ENTRY = jnp.iinfo(jnp.int32).max
 """Fills lists of entries; sorts behind every real one."""
 
 
+@implements("sparse_mla_prefill_qblock")
 def sparse_mla_prefill_qblock(
     ql_nope: jax.Array,
     q_pe: jax.Array,
@@ -54,11 +55,6 @@ def sparse_mla_prefill_qblock(
     Returns: ([tokens, heads, kv_lora_rank], f32[tokens, heads] natural-log lse, cache). A query with nothing
       selected gets zeros and lse -inf. Raises `ContractError` on a call outside the contract.
     """
-    arrays = dict(
-        ql_nope=ql_nope, q_pe=q_pe, new_c_kv=new_c_kv, new_k_pe=new_k_pe, cache_kv=cache_kv, topk_pages=topk_pages,
-        positions=positions, out_cache_loc=out_cache_loc, cu_q_lens=cu_q_lens, page_table=page_table,
-    )  # fmt: skip
-    check_call(SURFACES["sparse_mla_prefill_qblock"], arrays, {"sm_scale": sm_scale})
     cache = write_rows(latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype), cache_kv, out_cache_loc)
     tokens, heads, _ = ql_nope.shape
     blocks = -(-tokens // query_block)

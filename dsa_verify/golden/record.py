@@ -1,0 +1,102 @@
+"""A record's oracle part: what one scenario asks of one surface, and what the answer is; no kernel runs.
+
+    recipe      how the batch was made: bucket, seed, requests (`kv_len:q_len`), ...
+    inputs      dtype, shape and SHA-256 of every array that the surface takes
+    selection   surfaces that select: each token's row of candidates, see `canonical`
+    outputs     surfaces that attend: fingerprints of the output and lse, see `fingerprint`
+    cache_kv    surfaces that write: digest of the pool after the step, and of each page that it wrote
+    budget      sums of the error budgets, so that no tolerance is loosened unseen
+
+Digests are for what is exact: random streams cast to the model's dtype, integers, copies. No BLAS sum enters them but
+through the choice of `topk_pages` by an `indexer` scenario, where scores of the last page kept and the first left out are
+many orders of magnitude farther apart than float64 rounds (tested).
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from dsa_verify import oracle
+from dsa_verify.batch import Batch, Scenario
+from dsa_verify.checks.tolerance import attention_budget, score_band
+from dsa_verify.evidence import Attention, Expected, Promise
+from dsa_verify.golden.canonical import SCHEMA, gaps
+from dsa_verify.golden.fingerprint import fingerprint, number
+from dsa_verify.kernels.contract import Surface
+
+_HEX = 32
+"""Digits kept of a SHA-256: enough against accidents; a person who wants to deceive edits the code."""
+
+
+def make(surface: Surface, scenario: Scenario, batch: Batch) -> dict[str, object]:
+    """The oracle part of a record. `batch` is the scenario's, see `verify.batch_of`."""
+    return describe(surface, scenario, batch, oracle.expected(surface.name, batch))
+
+
+def describe(surface: Surface, scenario: Scenario, batch: Batch, expected: Expected) -> dict[str, object]:
+    """The oracle part of a record for a given answer."""
+    record: dict[str, object] = {
+        "schema": SCHEMA,
+        "surface": surface.name,
+        "scenario": scenario.name,
+        "recipe": recipe(scenario),
+        "inputs": {name: digest(getattr(batch, name)) for name in surface.arrays},
+    }
+    if expected.selection is not None:
+        chosen = expected.selection
+        band = score_band(chosen.magnitude, chosen.terms, Promise())[chosen.value > -np.inf]
+        record["selection"] = [gaps(row) for row in chosen.best.tolist()]
+        record["budget"] = {"band": number(band.sum())}
+    if expected.attention is not None:
+        record |= _attention(surface, batch, expected.attention)
+    if expected.cache_kv is not None and surface.writes:
+        record["cache_kv"] = cache(batch, expected.cache_kv)
+    return record
+
+
+def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, object]:
+    width = batch.ql_nope.shape[-1] + batch.q_pe.shape[-1]
+    single = attention_budget(exact, "float32", width, Promise())
+    budget = attention_budget(exact, batch.ql_nope.dtype, width, Promise())
+    outputs = {"out": fingerprint(exact.out, single.element)}
+    if "lse" in surface.outputs:
+        outputs["lse"] = fingerprint(exact.lse, single.lse)
+    sums = {"element": budget.element.sum(), "gain": budget.gain.sum(), "lse": budget.lse.sum()}
+    sums["batch_gain"] = budget.batch_gain
+    return {"outputs": outputs, "budget": {name: number(value) for name, value in sums.items()}}
+
+
+def recipe(scenario: Scenario) -> dict[str, object]:
+    """What a scenario's batch is made from, for a reader of differences."""
+    bucket, values = scenario.bucket, scenario.values
+    settings = [f"{name}={value}" for name, value in sorted(vars(values).items()) if value is not None]
+    return {
+        "bucket": bucket.name,
+        "dtype": bucket.dtype,
+        "index_topk": bucket.index_topk,
+        "page_size": bucket.page_size,
+        "requests": " ".join(map(_request, scenario.padded)),
+        "seed": scenario.seed,
+        "selection": scenario.selection,
+        "shape": bucket.shape,
+        "table": scenario.table,
+        "values": " ".join([type(values).__name__.lower(), *settings]),
+    }
+
+
+def _request(request) -> str:
+    shared = f"/{request.shared_tokens}of{request.shares}" if request.shares is not None else ""
+    return f"{request.kv_len}:{request.q_len}{shared}"
+
+
+def digest(array: np.ndarray) -> str:
+    """dtype, shape and digest of an array's bytes: `int32[5] 0f3a...`."""
+    shape = ",".join(map(str, array.shape))
+    return f"{array.dtype}[{shape}] {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:_HEX]}"
+
+
+def cache(batch: Batch, pool: np.ndarray) -> Mapping[str, object]:
+    """Digest of the pool, and of each page that the step wrote, so that a change has a place."""
+    written = np.unique(batch.out_cache_loc[batch.real] // batch.page_size)
+    return {"pool": digest(pool), "written": {str(page): digest(pool[page]).split()[1][:8] for page in written}}
