@@ -14,6 +14,8 @@ from pathlib import Path
 import click
 
 from dsa_verify import __version__, errors
+from dsa_verify.commands.golden import golden
+from dsa_verify.commands.mutants import mutants
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
 
@@ -63,6 +65,8 @@ class Selection:
     document: Path | None
     known_failures: Path | None
     no_known_failures: bool
+    minutes: float
+    seed: int
 
 
 @click.group(cls=_Commands, epilog=_EXITS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,7 +83,11 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--provider", multiple=True, metavar="NAME", help="A name or module:object.  [default: builtin, jnp]")
 @click.option("--surface", multiple=True, metavar="NAME", help="[default: all]")
 @click.option("--scenario", multiple=True, metavar="GLOB", help="A name of any tier, or a glob over the tier's names.")
-@click.option("--tier", default="quick", metavar="quick|full", help="[default: quick]")
+@click.option("--tier", default="quick", metavar="quick|full|soak", help="[default: quick]")
+@click.option(
+    "--minutes", default=20.0, type=click.FloatRange(min=0, min_open=True), help="Length of a soak.  [default: 20]"
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Seed of a soak.  [default: 0]")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes.  [default: one a core]")
 @click.option("--provider-path", type=_FOLDER, help="A source checkout to import providers from.")
 @click.option("--document", type=_FILE, help="A UTF-8 text that the document family is drawn from.")
@@ -108,6 +116,8 @@ def _run(selection: Selection):
     from dsa_verify.report import terminal
     from dsa_verify.report.outcome import Outcome
 
+    if selection.tier == "soak":
+        return _soak(selection)
     start = time.perf_counter()
     cases = suite.plan(selection.provider, selection.surface, selection.scenario, selection.tier)
     providers = tuple(dict.fromkeys(case.provider for case in cases))
@@ -130,6 +140,36 @@ def _run(selection: Selection):
         provenance=provenance,
         results=tuple(known.forgive(results, entries)),
         stale=stale,
+    )
+
+
+def _soak(selection: Selection):
+    """As `_run`, for random scenarios; known failures are forgiven, and none has to show."""
+    from dsa_verify import known, soak, suite
+    from dsa_verify.report.outcome import Outcome
+
+    start = time.perf_counter()
+    plan = soak.Plan(
+        selection.provider or suite.DEFAULT_PROVIDERS, selection.surface, selection.minutes, selection.seed,
+        selection.jobs, selection.provider_path,
+    )  # fmt: skip
+    entries = () if selection.no_known_failures else known.known_failures(plan.providers, selection.known_failures)
+    provenance = suite.provenance(plan.providers, selection.provider_path)
+    seen: set[str] = set()
+
+    def done(case, results) -> None:
+        if case.scenario not in seen:
+            seen.add(case.scenario)
+            if len(seen) % 50 == 0:
+                click.echo(f"{len(seen)} scenarios", err=True)
+
+    results = soak.run(plan, done)
+    entries = known.applicable(entries, native=provenance["backend"] == "tpu")
+    return Outcome(
+        command=shlex.join(["dsa-verify", *sys.argv[1:]]),
+        seconds=time.perf_counter() - start,
+        provenance={**provenance, "seed": selection.seed, "scenarios": len(seen)},
+        results=tuple(known.forgive(results, entries)),
     )
 
 
@@ -186,3 +226,7 @@ def doctor(provider_path: Path | None) -> None:
         lines, healthy = explain.machine(provider_path)
     click.echo("\n".join(lines))
     sys.exit(0 if healthy else 3)
+
+
+main.add_command(golden)
+main.add_command(mutants)

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
+from dsa_verify.batch.variants import Variant
 
 Status = Literal["accepted", "rejected", "not verified"]
 
@@ -20,6 +21,8 @@ class Promise:
     write_rows: tokens that share the smallest word the kernel writes (2 for bfloat16 in 32-bit words). Slots
       nobody owns may change inside such a word.
     finite_memory: the kernel demands that memory nobody owns is finite, so that 0 * x is 0.
+    summation: what the order of a query's sums depends on: `sequence`, on nothing but its own sequence; `step`, on its
+      neighbours in the step too, but not on where pages lie in the pool; `any`, on whatever the kernel likes.
     logit_dtype, probability_dtype, score_dtype: what logits, softmax weights and index scores are rounded to;
       None for float32 (logits, scores) and for the cache's own dtype (weights).
     """
@@ -28,6 +31,7 @@ class Promise:
     lowest_tie: bool = True
     write_rows: int = 1
     finite_memory: bool = False
+    summation: Literal["sequence", "step", "any"] = "any"
     logit_dtype: str | None = None
     probability_dtype: str | None = None
     score_dtype: str | None = None
@@ -101,17 +105,37 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Rerun:
+    """What a kernel made of a variant of the batch.
+
+    runs: one a step, up to the first that failed. reference: the run of the variant's reference, where it has one.
+    attention: the oracle's answers to the step and to the reference, where these are not the base's.
+    promise: of the kernel that ran. problem: how it failed. absent: why none could run; there are no runs then.
+    """
+
+    variant: Variant
+    runs: tuple[Run, ...] = ()
+    reference: Run | None = None
+    attention: tuple[Attention | None, ...] = ()
+    promise: Promise = field(default_factory=Promise)
+    problem: str = ""
+    absent: str = ""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that the checks look at for one (provider, surface, scenario).
 
     runs: `base`; `again`, the same call; `eager`, with every copy done at once (absent on a device);
       `dirty`, the same step in other dirty memory and with every odd sequence's data changed.
+    reruns: by name of the check that asked for the variant.
     """
 
     batch: Batch
     expected: Expected
     runs: Mapping[str, Run]
     promise: Promise = Promise()
+    reruns: Mapping[str, Rerun] = field(default_factory=dict)
 
     @property
     def base(self) -> Run:

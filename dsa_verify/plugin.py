@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "parity: a kernel on a scenario, judged by every check against the oracle")
+    config.addinivalue_line("markers", "golden: a golden record against what is computed now; no kernel runs")
     config.pluginmanager.register(_Ledger(config), "dsa_verify_ledger")
 
 

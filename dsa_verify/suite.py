@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dsa_verify import workers
 from dsa_verify.batch import Scenario
+from dsa_verify.batch.soak import is_soak
 from dsa_verify.batch.table import SCENARIOS, TIERS, with_document
 from dsa_verify.batch.values import word_ids
 from dsa_verify.checks import checks_for
@@ -65,13 +66,15 @@ def plan(
         _check_provider(provider)
     wanted_surfaces = {surface_named(name).name for name in surfaces}
     wanted = {name for pattern in scenarios for name in _matching(pattern, tier)}
+    chosen = [scenario for scenario in SCENARIOS.values() if scenario.name in wanted]
+    chosen += [SCENARIOS[name] for name in sorted(wanted) if is_soak(name)]
     cases = tuple(
         Case(provider, surface.name, scenario.name, scenario.bucket.name)
         for provider in dict.fromkeys(providers)
         for surface in SURFACES.values()
         if surface.name in wanted_surfaces
-        for scenario in SCENARIOS.values()
-        if scenario.name in wanted and (is_decode(scenario) or not surface.decode_only)
+        for scenario in chosen
+        if is_decode(scenario) or not surface.decode_only
     )
     if not cases:
         raise ConfigError(
@@ -203,15 +206,25 @@ def run_cases(
     groups = _groups(cases)
     jobs = job_count(jobs, len(groups))
     judged: dict[Case, tuple[Result, ...]] = {}
-    with closing(_in_process(groups, work) if jobs == 1 else workers.run_groups(groups, work, jobs)) as answers:
+    with closing(in_process(groups, work) if jobs == 1 else workers.run_groups(groups, work, jobs)) as answers:
         for case, answer in answers:
-            if isinstance(answer, workers.WorkerDied):
-                reason = f"{answer} while it ran this case"
-                answer = _unjudged(case, reason, reproduction(case, provider_path, document), str(answer))
-            judged[case] = answer
+            judged[case] = results_of(case, answer, provider_path, document)
             if on_result is not None:
-                on_result(case, answer)
+                on_result(case, judged[case])
     return [result for case in cases for result in judged[case]]
+
+
+def results_of(
+    case: Case,
+    answer: tuple[Result, ...] | workers.WorkerDied,
+    provider_path: Path | None = None,
+    document: Path | None = None,
+) -> tuple[Result, ...]:
+    """What a worker made of a case; rejections whose `extra` has `broke` if it died of it."""
+    if isinstance(answer, workers.WorkerDied):
+        reason = f"{answer} while it ran this case"
+        return _unjudged(case, reason, reproduction(case, provider_path, document), str(answer))
+    return answer
 
 
 def job_count(jobs: int | None, groups: int) -> int:
@@ -221,7 +234,8 @@ def job_count(jobs: int | None, groups: int) -> int:
     return max(1, min(jobs or os.cpu_count() or 1, groups))
 
 
-def _in_process(groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Result, ...]]):
+def in_process(groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Result, ...]]):
+    """As `workers.run_groups`, without workers."""
     workers.settle()
     for group in groups:
         for case in group:

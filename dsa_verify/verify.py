@@ -1,8 +1,8 @@
 """The whole story of one (provider, surface, scenario); read this first.
 
 A scenario makes a batch. The provider's kernel runs on it, before the oracle does, so that no answer can be read from
-reused memory: once more the same, once with eager copies, once in other dirty memory. The oracle says what the answer
-is. Each check looks at all of it and gives a verdict.
+reused memory: once more the same, once with eager copies, once in other dirty memory, and on every variant of the batch
+that a check asks for. The oracle says what the answer is. Each check looks at all of it and gives a verdict.
 """
 
 import time
@@ -14,22 +14,24 @@ import numpy as np
 from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
 from dsa_verify.batch.poison import neighbours_changed, repoisoned
-from dsa_verify.checks import CHECKS, checks_for
+from dsa_verify.batch.variants import Variant
+from dsa_verify.checks import CHECKS, checks_for, invariances_for
 from dsa_verify.errors import NotSimulated, ProviderError, RuntimeUnsupported
-from dsa_verify.evidence import Evidence, Result, Run, Verdict
-from dsa_verify.kernels.contract import Kernel, Provider, Surface, check_call
+from dsa_verify.evidence import Evidence, Rerun, Result, Run, Verdict
+from dsa_verify.kernels.contract import Kernel, Provider, Surface, check_call, surface_named
 
 
 def verify(
     surface: Surface, provider: Provider, scenario: Scenario, only: Collection[str] = tuple(CHECKS)
 ) -> tuple[Result, ...]:
-    """Run one kernel on one scenario and judge it by every check that applies to its surface, or by `only` some.
+    """Run one kernel on one scenario and judge it by every check that applies to them, or by `only` some of these.
 
     A kernel that raises, or returns something unusable, is rejected by all of them with its message; one that is absent
     or out of its stated limits is not verified, with the reason.
     """
     start = time.perf_counter()
     applicable = checks_for(attends=surface.attends, selects=surface.selects, writes=surface.writes)
+    applicable += invariances_for(surface.name, scenario.name, scenario.tier)
     names = tuple(name for name in applicable if name in only)
     try:
         verdicts = judge(surface, provider, scenario, names)
@@ -46,11 +48,15 @@ def verify(
 
 
 def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple[str, ...]) -> dict[str, Verdict]:
-    """The verdict of each named check. Raises `ProviderError` when the kernel gives nothing that could be judged."""
-    evidence = gather(surface, provider, scenario, {run for name in names for run in CHECKS[name].runs})
+    """The verdict of each named check, save those that ask for a variant which the batch does not have.
+
+    Raises `ProviderError` when the kernel gives nothing that could be judged.
+    """
+    evidence = gather(surface, provider, scenario, names)
     if isinstance(evidence, str):
         return dict.fromkeys(names, Verdict.not_verified(evidence))
-    return {name: CHECKS[name].judge(evidence) for name in names}
+    asked = (name for name in names if CHECKS[name].variant is None or name in evidence.reruns)
+    return {name: CHECKS[name].judge(evidence) for name in asked}
 
 
 def batch_of(scenario: Scenario) -> Batch:
@@ -61,8 +67,9 @@ def batch_of(scenario: Scenario) -> Batch:
     return batch
 
 
-def gather(surface: Surface, provider: Provider, scenario: Scenario, wanted: Collection[str]) -> Evidence | str:
-    """What the kernel answers in its base run and the `wanted` others, beside the oracle; or why it is not asked.
+def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Collection[str]) -> Evidence | str:
+    """What the kernel answers in its base run and those that the named checks look at, beside the oracle; or why it is
+    not asked.
 
     Raises `ProviderError` when the kernel gives nothing that could be judged.
     """
@@ -73,6 +80,7 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, wanted: Col
         return reason or "not provided"
     finite = kernel.promise.finite_memory
     batch = repoisoned(batch, finite=True, seed=0) if finite else batch
+    wanted = {run for name in names for run in CHECKS[name].runs}
     runs = {"base": execute(surface, kernel, batch)}
     if "again" in wanted:
         runs["again"] = execute(surface, kernel, batch)
@@ -81,7 +89,33 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, wanted: Col
         runs["dirty"] = execute(surface, kernel, dirty)
     if "eager" in wanted and not on_device():
         runs["eager"] = execute(surface, kernel, batch, dma="eager")
-    return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise)
+    variants = {name: variant(batch) for name in names if (variant := CHECKS[name].variant) is not None}
+    reruns = {name: rerun(surface, provider, variant) for name, variant in variants.items() if variant is not None}
+    return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise, reruns)
+
+
+def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
+    """Run a variant step by step, each step on the cache that the one before it left."""
+    surface = surface if variant.surface is None else surface_named(variant.surface)
+    kernel = provider.kernels.get(surface.name)
+    batches = [step.batch for step in variant.steps]
+    reasons = [_out_of_reach(surface, provider, kernel, batch) for batch in batches]
+    if kernel is None or any(reasons):
+        return Rerun(variant, absent=next(reason for reason in reasons if reason))
+    if variant.surface is not None and kernel.promise.finite_memory:
+        batches = [repoisoned(batch, finite=True, seed=0) for batch in batches]
+    runs: list[Run] = []
+    cache = batches[0].cache_kv
+    try:
+        reference = None if variant.reference is None else execute(surface, kernel, variant.reference)
+        for batch in batches:
+            runs.append(execute(surface, kernel, batch, cache_kv=cache))
+            cache = (runs[-1].outputs or {}).get("cache_kv", cache)
+    except ProviderError as error:
+        return Rerun(variant, problem=str(error))
+    exact = () if variant.reference is None else (batches[0], variant.reference)
+    answers = tuple(oracle.expected(surface.name, batch).attention for batch in exact)
+    return Rerun(variant, tuple(runs), reference, answers, kernel.promise)
 
 
 def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, batch: Batch) -> str | None:
@@ -93,8 +127,14 @@ def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, b
     return kernel.limits(batch)
 
 
-def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: Literal["on_wait", "eager"] = "on_wait") -> Run:
-    """Call a kernel on the arrays that its surface's contract names.
+def execute(
+    surface: Surface,
+    kernel: Kernel,
+    batch: Batch,
+    dma: Literal["on_wait", "eager"] = "on_wait",
+    cache_kv: np.ndarray | None = None,
+) -> Run:
+    """Call a kernel on the arrays that its surface's contract names; on another latent cache than the batch's if given.
 
     Raises `ContractError` when the batch breaks the contract, `ProviderError` when the kernel raises or returns
     something other than the contract's outputs.
@@ -102,6 +142,8 @@ def execute(surface: Surface, kernel: Kernel, batch: Batch, dma: Literal["on_wai
     from dsa_verify import runtime
 
     arrays = {name: getattr(batch, name) for name in surface.arrays}
+    if cache_kv is not None and "cache_kv" in arrays:
+        arrays["cache_kv"] = cache_kv
     statics = {name: getattr(batch, name) for name in surface.statics}
     axes = check_call(surface, arrays, statics)
     try:

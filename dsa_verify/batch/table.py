@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsa_verify.batch.requests import DECODE_PADDING, PADDING, Request, page_count
 from dsa_verify.batch.scenario import Bucket, Scenario, Values
+from dsa_verify.batch.soak import is_soak, soak_scenario
 from dsa_verify.batch.values import Document, Signal, Ties
 
 # Static shapes, few on purpose: every scenario is padded to one of these, as an engine pads its steps.
@@ -27,7 +28,8 @@ _DECODE = [
     Bucket("d128-f32", 128, "float32", 8, 8, 7, 56, 256),
 ]
 _LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
-BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG)}
+_WIDE = Bucket("wide-p16-f32", 16, "float32", 40, 12, 14, 96, 64)
+BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE)}
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,16 @@ _RECIPES = [
     ),
 ]
 
-_LONG_CONTEXT = (
+_OF_THEIR_OWN = (
+    Scenario(
+        "many-requests-wide-p16-f32",
+        "several",
+        "more requests than a kernel has copies in flight, more new rows than one aligned window of them",
+        _seqs(
+            (151, 1), (17, 1), (147, 9), (6, 6), (18, 3), (3, 3), (160, 6), (37, 4), (5, 1), (16, 2), (15, 1), (1, 1)
+        ),
+        _WIDE,
+    ),
     Scenario(
         "long-context-p128-bf16",
         "long",
@@ -375,17 +386,29 @@ def _scenarios() -> Iterator[Scenario]:
                 seed=1000 + index,
                 tier="quick" if bucket.name in recipe.quick else "full",
             )
-    yield from _LONG_CONTEXT
+    yield from _OF_THEIR_OWN
 
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _scenarios()}
+class _Table(dict[str, Scenario]):
+    """Scenarios by name; those of the soak, of which there is no end, are made when they are asked for."""
+
+    def __missing__(self, name: str) -> Scenario:
+        return soak_scenario(name, BUCKETS)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and is_soak(name))
+
+
+SCENARIOS: dict[str, Scenario] = _Table({scenario.name: scenario for scenario in _scenarios()})
 FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(scenario.family for scenario in SCENARIOS.values()))
 TIERS = ("quick", "full")
 
 
 def with_document(path: Path) -> dict[str, Scenario]:
     """The table with the `document` family drawn from a text file of the user's."""
-    return {
-        name: replace(scenario, values=Document(path)) if scenario.family == "document" else scenario
-        for name, scenario in SCENARIOS.items()
-    }
+    return _Table(
+        {
+            name: replace(scenario, values=Document(path)) if scenario.family == "document" else scenario
+            for name, scenario in SCENARIOS.items()
+        }
+    )

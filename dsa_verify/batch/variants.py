@@ -1,19 +1,16 @@
 """Variants: the same work asked for in another way, in the same static shapes; its answer must be the same."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
-from dsa_verify.batch.poison import free_pages, poison_rows, poison_table
+from dsa_verify.batch.poison import free_pages, poison_table
 from dsa_verify.batch.requests import RESERVED_PAGE, page_count
-from dsa_verify.batch.scenario import latent_rows
+from dsa_verify.batch.steps import SEED, Part, Step, chain, in_own_slots
 from dsa_verify.batch.values import TABLE, stream
 from dsa_verify.shapes import LANES, align
-
-SEED = 7
-"""Of the poison and of the permutation of pages; any number other than the scenarios' own."""
 
 VALUE_SCALE = 4.0
 WEIGHT_SCALE = 1024.0
@@ -23,14 +20,6 @@ scores become larger than the finite stand-ins for -inf that kernels use."""
 LANE_QUERY, LANE_KEY = 32.0, -64.0
 """What the last rotary lane holds in a shift: exact in bfloat16, and sm_scale * their product is about -180 (-128 at
 the real models' scales), below -104, where exp is zero in float32 for whoever does not subtract the maximum."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a variant. tokens: i32[tokens], the base's token that each of its tokens repeats; -1 for none."""
-
-    batch: Batch
-    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -53,23 +42,14 @@ class Variant:
     reference: Batch | None = None
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Some new tokens of one sequence of the base: the `first` to before the `last` of those it has in the step."""
-
-    seq: int
-    first: int
-    last: int
-
-
 def split(batch: Batch) -> Variant | None:
     """Every chunk in up to three steps: cut once inside a page, and once on a page boundary where it has one."""
     pieces = [_pieces(batch, int(seq)) for seq in _requests(batch)]
     steps = max((len(parts) for parts in pieces), default=0)
     if steps < 2:
         return None
-    layouts = [_slots_filled(batch, (parts[n] for parts in pieces if n < len(parts))) for n in range(steps)]
-    return _chain(batch, layouts)
+    layouts = [in_own_slots(batch, (parts[n] for parts in pieces if n < len(parts))) for n in range(steps)]
+    return Variant(chain(batch, layouts), _same_slots(batch))
 
 
 def composition(batch: Batch) -> Variant | None:
@@ -78,7 +58,7 @@ def composition(batch: Batch) -> Variant | None:
     if len(_requests(batch)) < 2:
         return None
     empty = [None] * (batch.seqs - 1)
-    return _chain(batch, [[_whole(batch, seq), *empty] for seq in requests])
+    return Variant(chain(batch, [[_whole(batch, seq), *empty] for seq in requests]), _same_slots(batch))
 
 
 def order(batch: Batch) -> Variant | None:
@@ -86,10 +66,10 @@ def order(batch: Batch) -> Variant | None:
     requests = _requests(batch)
     if len(requests) < 2:
         return None
-    parts: list[_Part | None] = [None] * batch.seqs
+    parts: list[Part | None] = [None] * batch.seqs
     for slot, seq in zip(requests, np.roll(requests, -1), strict=True):
         parts[slot] = _whole(batch, int(seq))
-    return _chain(batch, [parts])
+    return Variant(chain(batch, [parts]), _same_slots(batch))
 
 
 def padding(batch: Batch) -> Variant | None:
@@ -98,19 +78,24 @@ def padding(batch: Batch) -> Variant | None:
     room = batch.seqs - len(requests)
     if not len(requests) or not room:
         return None
-    parts: list[_Part | None] = []
+    parts: list[Part | None] = []
     for n, seq in enumerate(requests):
         parts += [None, _whole(batch, seq)] if n < room else [_whole(batch, seq)]
-    return _chain(batch, [parts + [None] * (batch.seqs - len(parts))])
+    return Variant(chain(batch, [parts + [None] * (batch.seqs - len(parts))]), _same_slots(batch))
 
 
 def pages(batch: Batch) -> Variant | None:
-    """All pages of the pool but page 0 in other places; tables, slots and both caches move along."""
+    """All pages of the pool but page 0 in other places; tables, slots and both caches move along.
+
+    The first page that is written becomes the last one of the pool.
+    """
     if not batch.real.any():
         return None
     count, size = batch.cache_kv.shape[0], batch.page_size
     source = np.arange(count)
     source[1:] = stream(SEED, TABLE).permutation(source[1:])
+    written = int(np.flatnonzero(source == batch.out_cache_loc[batch.real][0] // size)[0])
+    source[[written, -1]] = source[[-1, written]]
     moved = np.argsort(source).astype(np.int32)
     in_pool = (batch.page_table >= 0) & (batch.page_table < count)
     loc = batch.out_cache_loc
@@ -124,7 +109,7 @@ def pages(batch: Batch) -> Variant | None:
 
 
 def prefix(batch: Batch) -> Variant | None:
-    """No page is shared: a request that maps pages of an earlier one gets copies of them, as if it had computed them."""
+    """No page is shared: a request that maps pages of an earlier one gets copies, as if it had computed them itself."""
     free = [page for page in free_pages(batch) if page != RESERVED_PAGE]
     table, source = batch.page_table.copy(), np.arange(batch.cache_kv.shape[0])
     seen: set[int] = set()
@@ -219,85 +204,18 @@ def _requests(batch: Batch) -> np.ndarray:
     return np.flatnonzero(batch.kv_lens > 0)
 
 
-def _whole(batch: Batch, seq: int) -> _Part:
-    return _Part(int(seq), 0, int(batch.q_lens[seq]))
+def _whole(batch: Batch, seq: int) -> Part:
+    return Part(int(seq), 0, int(batch.q_lens[seq]))
 
 
-def _pieces(batch: Batch, seq: int) -> list[_Part]:
+def _pieces(batch: Batch, seq: int) -> list[Part]:
     """A chunk cut in up to three: off a page boundary as near to its middle as can be, and on its first one."""
     n, history = int(batch.q_lens[seq]), int(batch.kv_lens[seq] - batch.q_lens[seq])
     inside = sorted(range(1, n), key=lambda cut: abs(2 * cut - n))
     on = [cut for cut in range(1, n) if (history + cut) % batch.page_size == 0][:1]
     off = [cut for cut in inside if (history + cut) % batch.page_size][:1]
     edges = [0, *sorted(on + off), n]
-    return [_Part(seq, first, last) for first, last in zip(edges, edges[1:], strict=False)]
-
-
-def _slots_filled(batch: Batch, parts: Iterable[_Part]) -> list[_Part | None]:
-    """Parts in the sequence slots that they have in the base, padding in all others."""
-    filled: list[_Part | None] = [None] * batch.seqs
-    for part in parts:
-        filled[part.seq] = part
-    return filled
-
-
-def _chain(batch: Batch, layouts: Iterable[Sequence[_Part | None]]) -> Variant:
-    """Steps in which each sequence slot holds a part of a sequence of the base, or padding."""
-    steps: list[Step] = []
-    for parts in layouts:
-        done = [step.tokens[step.tokens >= 0] for step in steps]
-        steps.append(_step(batch, parts, np.concatenate([*done, np.zeros(0, np.int32)])))
-    return Variant(tuple(steps), _same_slots(batch))
-
-
-def _step(batch: Batch, parts: Sequence[_Part | None], done: np.ndarray) -> Step:
-    """The step with these parts in its sequence slots, after the tokens `done` of the base have been written."""
-    empty = 1 if batch.mode == "decode" else 0
-    given = [batch.cu_q_lens[p.seq] + np.arange(p.first, p.last) if p else np.full(empty, -1) for p in parts]
-    tokens = np.concatenate(given).astype(np.int32)
-    tokens = np.pad(tokens, (0, batch.tokens - len(tokens)), constant_values=-1)
-    kv_lens = [batch.kv_lens[p.seq] - batch.q_lens[p.seq] + p.last if p else 0 for p in parts]
-    finite = bool(np.isfinite(batch.cache_kv[RESERVED_PAGE].astype(np.float32)).all())
-
-    def gathered(name: str) -> np.ndarray:
-        rows = getattr(batch, name)[tokens]
-        padding = tokens < 0
-        if np.issubdtype(rows.dtype, np.integer):
-            rows[padding] = -1
-        else:
-            poison = poison_rows(int(padding.sum()), rows[0].size, rows.dtype, finite, SEED)
-            rows[padding] = poison.reshape(-1, *rows.shape[1:])
-        return rows
-
-    keys = batch.index_cache.reshape(-1, batch.index_cache.shape[-1]).copy()
-    for part, kv_len in zip(parts, kv_lens, strict=True):
-        if part:
-            future = batch.slots(part.seq)[kv_len:]
-            keys[future] = poison_rows(len(future), keys.shape[1], keys.dtype, finite, SEED)
-    table = np.stack([batch.page_table[part.seq if part else 0] for part in parts])
-    unused = [*free_pages(batch), batch.cache_kv.shape[0] + SEED]
-    lens = np.array(kv_lens, np.int32)
-    by_token = ("positions", "out_cache_loc", "topk_pages", "ql_nope", "q_pe", "new_c_kv", "new_k_pe")
-    variant = replace(
-        batch,
-        kv_lens=lens,
-        cu_q_lens=np.cumsum([0, *map(len, given)], dtype=np.int32),
-        page_table=poison_table(table, lens, batch.page_size, unused, SEED),
-        cache_kv=_written(batch, done),
-        index_cache=keys.reshape(batch.index_cache.shape),
-        **{name: gathered(name) for name in (*by_token, "index_q", "index_weights")},
-    )
-    return Step(variant, tokens)
-
-
-def _written(batch: Batch, tokens: np.ndarray) -> np.ndarray:
-    """The latent pool after these tokens of the batch have been written."""
-    cache = batch.cache_kv.copy()
-    flat = cache.reshape(-1, cache.shape[-1])
-    flat[batch.out_cache_loc[tokens]] = latent_rows(
-        batch.new_c_kv[tokens], batch.new_k_pe[tokens], flat.shape[1], flat.dtype
-    )
-    return cache
+    return [Part(seq, first, last) for first, last in pairwise(edges)]
 
 
 def _same_tokens(batch: Batch) -> np.ndarray:

@@ -3,16 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dsa_verify.batch.batch import Batch
+from dsa_verify.batch.variants import Variant
 from dsa_verify.checks import cache, determinism, isolation, parity, races, selection
+from dsa_verify.checks.invariance import INVARIANCES, invariances_for
 from dsa_verify.evidence import Evidence, Verdict
+
+__all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A demand: how it judges, and which runs of the kernel it looks at beside the base run."""
+    """A demand: how it judges, and what it looks at beside the base run: named runs, or a variant of the batch.
+
+    A variant that a batch does not have (a single request has no other order) is None; the check is not made then.
+    """
 
     judge: Callable[[Evidence], Verdict]
     runs: tuple[str, ...] = ()
+    variant: Callable[[Batch], Variant | None] | None = None
 
 
 CHECKS: dict[str, Check] = {
@@ -22,10 +31,11 @@ CHECKS: dict[str, Check] = {
     "cache": Check(cache.judge),
     "isolation": Check(isolation.judge, ("dirty",)),
     "determinism": Check(determinism.judge, ("again",)),
+    **{name: Check(way.judge, variant=way.variant) for name, way in INVARIANCES.items()},
 }
 
 
 def checks_for(*, attends: bool, selects: bool, writes: bool) -> tuple[str, ...]:
-    """Names of the checks that apply to a surface with these traits."""
+    """Names of the checks that apply to a surface with these traits; `invariances_for` names the invariances."""
     applies = {"parity": attends, "selection": selects, "cache": writes}
-    return tuple(name for name in CHECKS if applies.get(name, True))
+    return tuple(name for name in CHECKS if name not in INVARIANCES and applies.get(name, True))

@@ -82,7 +82,8 @@ def parse(content: str, where: str) -> dict:
 
 def _untrusted(where: str, reason: str) -> GoldenError:
     return GoldenError(
-        f"{where} {reason}. Restore it with `git checkout -- {where}`, or write it anew with `dsa-verify golden update`."
+        f"{where} {reason}. Restore it with `git checkout -- {where}`, or write it anew with "
+        f"`dsa-verify golden update`."
     )
 
 

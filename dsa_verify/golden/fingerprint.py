@@ -1,27 +1,28 @@
 """Fingerprint of a float array in few numbers: signed sums that a change of any element must move, and some elements.
 
-Notation: x is an output of the oracle, [tokens, ...], n elements a token. s is a vector of independent fair signs, fixed
-for ever. `rows` keeps <s_k, x[t]> for every token t and TOKEN_SIGNS vectors s_k; `whole` keeps <s_k, x> for WHOLE_SIGNS
-more. Both are compared within `tolerance` T.
+Notation: x is an output of the oracle, [tokens, ...], n elements a token. s is a vector of independent fair signs,
+fixed for ever. `rows` keeps <s_k, x[t]> for every token t and TOKEN_SIGNS vectors s_k; `whole` keeps <s_k, x> for
+WHOLE_SIGNS more. Both are compared within `tolerance` T, which also bounds the noise between two machines.
 
-What is guaranteed. Let d be the change of x, chosen without regard to the signs, with |d_i| > T at some element i.
+What is guaranteed. Let d be the change of x, chosen without regard to the signs, with |d_i| > 2 T at some element i, so
+that noise cannot hide it.
 
-1. If d is zero elsewhere, every sum over i moves by exactly |d_i|: it is detected for certain, at its token.
-2. Whatever else changes, given all signs but s_i the two values that <s, d> can take are 2 |d_i| > 2 T apart, so at most
-   one of them is within T: one vector misses d with probability at most 1/2, and all of them, being independent, with
-   probability at most 2^-(TOKEN_SIGNS + WHOLE_SIGNS) = 2^-20.
+1. If d is zero elsewhere, every sum over i moves by exactly |d_i|: it is detected for certain, and at its token.
+2. Whatever else changes: given all signs but s_i, the two values that <s, d> can take are 2 |d_i| > 4 T apart, so at
+   most one of them is within 2 T. One vector misses d with probability at most 1/2, and all of them, being
+   independent, with probability at most 2^-(TOKEN_SIGNS + WHOLE_SIGNS) = 2^-18.
 
 T is far below what a kernel may be off by. The oracle is a kernel whose unit roundoff is 2^-53 instead of 2^-24, so the
-derivation in `checks/tolerance.py` bounds what two machines' oracles may differ by: 2^-29 times the float32 budget of each
-element, on either side, summed over the elements as if all agreed in sign. To this comes the rounding of the sums to
-DIGITS significant digits, once on either side. `tests/unit/test_golden.py` holds T below the budget of every element of
-every quick scenario.
+derivation in `checks/tolerance.py` bounds what two machines' oracles may differ by: 2^-29 times the float32 budget of
+each element, on either side, summed over the elements as if all agreed in sign. To this comes the rounding of the sums
+to DIGITS significant digits, once on either side. `least_budget` is the smallest float32 budget of any element;
+`tests/golden/` holds 2 T below it in every record.
 """
 
 import numpy as np
 
 DIGITS = 12
-TOKEN_SIGNS, WHOLE_SIGNS, SAMPLES = 4, 16, 16
+TOKEN_SIGNS, WHOLE_SIGNS, SAMPLES = 2, 16, 16
 ORACLE_ROUNDOFF = 2.0**-29
 """Unit roundoff of the oracle (float64) over that of a float32 kernel."""
 
@@ -39,15 +40,17 @@ def fingerprint(x: np.ndarray, budget: np.ndarray) -> dict[str, object]:
     whole = signs("whole", WHOLE_SIGNS, rows.size) @ rows.ravel()
     largest = max(np.abs(per_token).max(initial=0.0), np.abs(whole).max(initial=0.0))
     tolerance = 2 * ORACLE_ROUNDOFF * float(budget.sum()) + 10.0 ** (1 - DIGITS) * float(largest)
+    budgets = budget[budget > 0]
     at = np.unique(raw("sample", SAMPLES) % rows.size)
     places = (",".join(str(int(i)) for i in np.unravel_index(int(flat), x.shape)) for flat in at)
     return {
         "shape": list(x.shape),
         "empty": int(empty.sum()),
-        "rows": [[number(v) for v in row] for row in per_token],
-        "whole": [number(v) for v in whole],
-        "samples": {place: number(rows.ravel()[flat]) for place, flat in zip(places, at, strict=True)},
-        "tolerance": number(tolerance, 3),
+        "rows": [[number(v) for v in row] for row in per_token.tolist()],
+        "whole": [number(v) for v in whole.tolist()],
+        "samples": {place: number(float(rows.ravel()[flat])) for place, flat in zip(places, at, strict=True)},
+        "tolerance": number(float(tolerance), 3),
+        "least_budget": number(float(budgets.min()), 3) if len(budgets) else None,
     }
 
 

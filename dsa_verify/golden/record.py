@@ -3,13 +3,15 @@
     recipe      how the batch was made: bucket, seed, requests (`kv_len:q_len`), ...
     inputs      dtype, shape and SHA-256 of every array that the surface takes
     selection   surfaces that select: each token's row of candidates, see `canonical`
+    margin      how far the last candidate kept is from the first left out, see `margin`; not compared
     outputs     surfaces that attend: fingerprints of the output and lse, see `fingerprint`
     cache_kv    surfaces that write: digest of the pool after the step, and of each page that it wrote
     budget      sums of the error budgets, so that no tolerance is loosened unseen
 
 Digests are for what is exact: random streams cast to the model's dtype, integers, copies. No BLAS sum enters them but
-through the choice of `topk_pages` by an `indexer` scenario, where scores of the last page kept and the first left out are
-many orders of magnitude farther apart than float64 rounds (tested).
+through the choice of `topk_pages` by an `indexer` scenario. There, as in every selection, the scores of the last
+candidate kept and of the first one left out are equal zeros or orders of magnitude farther apart than float64 rounds,
+so that the choice is the same on every machine (tested).
 """
 
 import hashlib
@@ -20,7 +22,7 @@ import numpy as np
 from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
 from dsa_verify.checks.tolerance import attention_budget, score_band
-from dsa_verify.evidence import Attention, Expected, Promise
+from dsa_verify.evidence import Attention, Expected, Promise, Selection
 from dsa_verify.golden.canonical import SCHEMA, gaps
 from dsa_verify.golden.fingerprint import fingerprint, number
 from dsa_verify.kernels.contract import Surface
@@ -47,6 +49,7 @@ def describe(surface: Surface, scenario: Scenario, batch: Batch, expected: Expec
         chosen = expected.selection
         band = score_band(chosen.magnitude, chosen.terms, Promise())[chosen.value > -np.inf]
         record["selection"] = [gaps(row) for row in chosen.best.tolist()]
+        record["margin"] = margin(chosen)
         record["budget"] = {"band": number(band.sum())}
     if expected.attention is not None:
         record |= _attention(surface, batch, expected.attention)
@@ -65,6 +68,22 @@ def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, ob
     sums = {"element": budget.element.sum(), "gain": budget.gain.sum(), "lse": budget.lse.sum()}
     sums["batch_gain"] = budget.batch_gain
     return {"outputs": outputs, "budget": {name: number(value) for name, value in sums.items()}}
+
+
+def margin(chosen: Selection) -> float | None:
+    """Smallest relative gap, over all rows, between the scores at the cut; None where no row leaves anything out.
+
+    Ties of zeros, and of scores that no dtype rounds, are the same on every machine and do not count.
+    """
+    budget, least = chosen.best.shape[1], np.inf
+    for value, magnitude in zip(chosen.value, chosen.magnitude, strict=True):
+        order = np.argsort(-value, kind="stable")[budget - 1 : budget + 1]
+        if len(order) < 2 or value[order[1]] == -np.inf:
+            continue
+        last, first = value[order]
+        if last != first or not (chosen.exact or last == 0.0):
+            least = min(least, (last - first) / magnitude[order].max())
+    return number(least, 3) if np.isfinite(least) else None
 
 
 def recipe(scenario: Scenario) -> dict[str, object]:

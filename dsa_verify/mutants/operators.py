@@ -36,7 +36,9 @@ def _called(node: ast.AST) -> tuple[str, list[ast.expr]]:
     if not isinstance(node, ast.Call):
         return "", []
     function = node.func
-    name = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    name = (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
     return name, node.args
 
 
@@ -231,7 +233,9 @@ def short_loop(node: ast.AST) -> Iterator[ast.AST]:
 def drop_statement(node: ast.AST) -> Iterator[ast.AST]:
     """A call made for its effect, or a store, left out. Starts and waits have operators of their own."""
     effect = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    if (effect and not any(True for _ in (*drop_start(node.value), *drop_wait(node.value)))) or (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)):
+    if (effect and not any(True for _ in (*drop_start(node.value), *drop_wait(node.value)))) or (
+        isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+    ):
         yield ast.Pass()
 
 

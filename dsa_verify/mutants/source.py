@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dsa_verify.errors import DsaVerifyError
 
@@ -17,6 +17,15 @@ T = TypeVar("T")
 
 class StaleMutant(DsaVerifyError):
     """The source that a mutant replaces is no longer there, so the mutant proves nothing."""
+
+
+class SourceChange(Protocol):
+    """Something that changes the source of one module, or raises `StaleMutant`."""
+
+    @property
+    def module(self) -> str: ...
+
+    def apply(self, source: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,13 @@ class Patch:
         return source.replace(self.old, self.new)
 
 
-def with_patches(package: str, patches: Iterable[Patch], load: Callable[[], T]) -> T:
+def with_patches(package: str, patches: Iterable[SourceChange], load: Callable[[], T]) -> T:
     """Call `load` while `package` imports anew with patched source.
 
     What `load` returns keeps the broken copy; afterwards the real package is imported as before, untouched.
     Raises `StaleMutant` when a patch does not apply, or when `load` never imports its module.
     """
-    by_module: dict[str, list[Patch]] = {}
+    by_module: dict[str, list[SourceChange]] = {}
     for patch in patches:
         by_module.setdefault(patch.module, []).append(patch)
     with _forgotten(package), _patching(by_module) as applied:
@@ -80,7 +89,7 @@ def _forgotten(package: str) -> Iterator[None]:
 
 
 @contextmanager
-def _patching(patches: Mapping[str, list[Patch]]) -> Iterator[set[str]]:
+def _patching(patches: Mapping[str, list[SourceChange]]) -> Iterator[set[str]]:
     finder = _PatchingFinder(patches)
     sys.meta_path.insert(0, finder)
     try:
@@ -92,7 +101,7 @@ def _patching(patches: Mapping[str, list[Patch]]) -> Iterator[set[str]]:
 class _PatchingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules that have patches, and gives them a loader that applies these."""
 
-    def __init__(self, patches: Mapping[str, list[Patch]]) -> None:
+    def __init__(self, patches: Mapping[str, list[SourceChange]]) -> None:
         self.patches, self.applied = patches, set()
 
     def find_spec(self, fullname, path=None, target=None):
@@ -107,7 +116,7 @@ class _PatchingFinder(importlib.abc.MetaPathFinder):
 
 
 class _PatchingLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, fullname: str, path: str, patches: list[Patch]) -> None:
+    def __init__(self, fullname: str, path: str, patches: list[SourceChange]) -> None:
         super().__init__(fullname, path)
         self.patches = patches
 

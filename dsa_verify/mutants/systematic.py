@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,24 +42,28 @@ class SystematicMutant:
     name: `module.function/operator: before -> after`; equal ones in a function are numbered in order, so a name
       stays what it is while other lines move. Knows its place by that name alone.
     kind: the operator. surfaces: where to look for a difference, in this order.
+    fingerprint: the changed node in full.
     """
 
     name: str
     kind: str
     module: str
     surfaces: tuple[str, ...]
+    fingerprint: str
 
     provider = PROVIDER
     scenario = None
 
     def apply(self, source: str) -> str:
         """The changed source. Raises `StaleMutant` when the place no longer exists."""
-        module = self.module.rpartition(".")[2]
-        tree = ast.parse(source)
-        for name, change in _named(module, tree):
-            if name == self.name:
-                return ast.unparse(ast.fix_missing_locations(_Replace(change).visit(tree)))
-        raise StaleMutant(f"{self.module} has no place {self.name!r}; the kernel moved on: generate the mutants anew")
+        tree, changes = _enumerated(self.module.rpartition(".")[2], source)
+        change = changes.get(self.name)
+        if change is None:
+            raise StaleMutant(f"{self.module} has no place {self.name!r}; the kernel moved on: generate mutants anew")
+        _Replace(change.before, change.after).visit(tree)
+        changed = ast.unparse(tree)
+        _Replace(change.after, change.before).visit(tree)  # the tree is shared by all mutants of the module
+        return changed
 
     def load(self) -> Provider:
         """The broken provider. Raises `StaleMutant` when the place no longer exists."""
@@ -73,9 +77,16 @@ def systematic_mutants() -> dict[str, SystematicMutant]:
     """Every mutant of every built-in kernel, by name, in the order of modules and source."""
     found = {}
     for module, surfaces in MODULES.items():
-        for name, change in _named(module, ast.parse(source_of(module))):
-            found[name] = SystematicMutant(name, change.operator, f"{PACKAGE}.{module}", surfaces)
+        for name, change in _enumerated(module, source_of(module))[1].items():
+            after = ast.unparse(change.after)
+            found[name] = SystematicMutant(name, change.operator, f"{PACKAGE}.{module}", surfaces, after)
     return found
+
+
+@lru_cache(maxsize=32)
+def _enumerated(module: str, source: str) -> tuple[ast.Module, dict[str, Change]]:
+    tree = ast.parse(source)
+    return tree, dict(_named(module, tree))
 
 
 def source_of(module: str) -> str:
@@ -174,8 +185,8 @@ def _excluded(node: ast.AST) -> bool:
 class _Replace(ast.NodeTransformer):
     """Puts one node in the place of another, found by identity."""
 
-    def __init__(self, change: Change) -> None:
-        self.change = change
+    def __init__(self, before: ast.AST, after: ast.AST) -> None:
+        self.before, self.after = before, after
 
     def visit(self, node: ast.AST) -> ast.AST:
-        return self.change.after if node is self.change.before else self.generic_visit(node)
+        return self.after if node is self.before else self.generic_visit(node)

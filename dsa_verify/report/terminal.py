@@ -79,7 +79,7 @@ def _table(results: Sequence[Result]) -> Table:
     by_place: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         by_place.setdefault((SCENARIOS[result.scenario].family, result.surface), []).append(result)
-    for family in FAMILIES:
+    for family in dict.fromkeys((*FAMILIES, *(family for family, _ in by_place))):
         cells = [by_place.get((family, surface), []) for surface in surfaces]
         if any(cells):
             table.add_row(family, *map(_cell, cells))

@@ -52,6 +52,16 @@ def test_packed_without_a_real_sequence_is_all_page_0():
     assert not np.asarray(layout.packed(np.full((2, 3), POOL + 7, np.int32), np.zeros(2, np.int32), 16)).any()
 
 
+def test_packed_metadata_is_what_the_parts_give_in_the_order_of_their_kernels():
+    kv_lens, table = lengths_and_table(1, 16)
+    cu_q_lens = np.arange(len(kv_lens) + 1, dtype=np.int32)
+    pages, queries, aligned, counts = layout.packed_metadata(table, kv_lens, cu_q_lens, 16)
+    assert np.array_equal(pages, layout.packed(table, kv_lens, 16))
+    assert queries is cu_q_lens
+    assert np.array_equal(aligned, layout.cu_kv_lens(kv_lens, 16))
+    assert np.array_equal(counts, layout.distribution(kv_lens, cu_q_lens, decodes_first=False))
+
+
 def test_fixed_stride_keeps_poison():
     _, table = lengths_and_table(0, 16)
     flat = np.asarray(layout.fixed_stride(jnp.asarray(table)))

@@ -3,6 +3,7 @@
 import sys
 from types import ModuleType
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -137,6 +138,26 @@ def test_index_keys_become_fp8_records_only_where_that_is_exact():
     assert np.array_equal(keys[owned], exact.index_cache[owned])
     assert (records[..., 128] == 127).all()
     assert not records[..., 129:].any()
+
+
+def test_a_token_writes_through_a_page_table_of_its_own():
+    """A stand-in with the meaning of their scatter: sequence i puts its tokens at the end of its packed pages."""
+
+    def scatter(cache, rows, kv_lens, page_indices, cu_q_lens, cu_kv_lens, pages_per_seq):
+        out, page_size = np.array(cache), cache.shape[1]
+        for seq, kv_len in enumerate(np.asarray(kv_lens)):
+            for token in range(int(cu_q_lens[seq]), int(cu_q_lens[seq + 1])):
+                position = int(kv_len) - int(cu_q_lens[seq + 1]) + token
+                if kv_len > 0:
+                    page = page_indices[cu_kv_lens[seq] // page_size + position // page_size]
+                    out[page, position % page_size] = rows[token]
+        assert pages_per_seq == 1
+        return out
+
+    batch = SCENARIOS["padding-sequences-between-p16-f32"].build()
+    arrays = {name: jnp.asarray(getattr(batch, name)) for name in SURFACES["cache_write"].arrays}
+    got = sglang_jax._scatter(scatter, **arrays)
+    assert np.array_equal(got, load_provider("jnp").kernels["cache_write"].fn(**arrays), equal_nan=True)
 
 
 def test_single_shot_prefill_takes_one_prompt_without_history():

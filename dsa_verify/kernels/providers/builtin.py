@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 
 from dsa_verify import __version__
+from dsa_verify.evidence import Promise
 from dsa_verify.kernels.contract import Kernel, Provider
 from dsa_verify.shapes import LANES
 
@@ -17,16 +18,19 @@ def load() -> Provider:
     """All seven surfaces, tiled so that every scenario takes several steps and blocks."""
     from dsa_verify.kernels import pallas
 
+    # A query takes its sequence's pages in order, from the first or as listed; what else a block does adds exact zeros.
+    own = Promise(summation="sequence")
+    union = Promise(summation="step")  # pages of the block's other queries decide which pages make a step
     return Provider(
         name="builtin",
         version=__version__,
         kernels={
-            "index_topk": Kernel(_smallest_steps(pallas.index_topk)),
-            "index_page_topk": Kernel(_smallest_steps(pallas.index_page_topk)),
-            "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK)),
-            "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP)),
-            "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP)),
-            "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK)),
+            "index_topk": Kernel(_smallest_steps(pallas.index_topk), own),
+            "index_page_topk": Kernel(_smallest_steps(pallas.index_page_topk), own),
+            "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK), own),
+            "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP), own),
+            "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP), own),
+            "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK), union),
             "cache_write": Kernel(pallas.cache_write),
         },
     )

@@ -9,13 +9,15 @@ def load() -> Provider:
     """All seven surfaces; attention weights stay in float32 whatever the cache's dtype."""
     from dsa_verify.kernels.jnp import attention, indexer
 
-    exact = Promise(probability_dtype="float32")
+    # Every row is computed over the same [pages_per_seq * page_size] columns, wherever it stands.
+    scores = Promise(summation="sequence")
+    exact = Promise(summation="sequence", probability_dtype="float32")
     return Provider(
         name="jnp",
         version=__version__,
         kernels={
-            "index_topk": Kernel(indexer.index_topk),
-            "index_page_topk": Kernel(indexer.index_page_topk),
+            "index_topk": Kernel(indexer.index_topk, scores),
+            "index_page_topk": Kernel(indexer.index_page_topk, scores),
             "dense_mla": Kernel(attention.dense_mla, exact),
             "sparse_mla_decode": Kernel(attention.sparse_mla_decode, exact),
             "sparse_mla_prefill": Kernel(attention.sparse_mla_prefill, exact),

@@ -1,0 +1,190 @@
+"""`dsa-verify mutants`: break kernels on purpose and show which check notices."""
+
+import json
+import random
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_KINDS = click.Choice(["handwritten", "systematic", "all"])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `dsa-verify mutants` was asked to run."""
+
+    kind: str
+    surface: tuple[str, ...]
+    mutant: tuple[str, ...]
+    tier: str
+    jobs: int | None
+    sample: int | None
+    seed: int
+    cache: Path | None
+
+
+@click.command("mutants")
+@click.option("--kind", type=_KINDS, default="handwritten", show_default=True, help="Which mutants to try.")
+@click.option("--surface", multiple=True, metavar="NAME", help="Only mutants that this surface shows.")
+@click.option("--mutant", multiple=True, metavar="GLOB", help="Only mutants of this name.")
+@click.option("--tier", default="quick", metavar="quick|full", help="Scenarios that may kill.  [default: quick]")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes.  [default: one a core]")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Try N systematic mutants drawn at random.")
+@click.option("--seed", default=0, metavar="S", help="Seed of --sample.  [default: 0]")
+@click.option(
+    "--cache",
+    type=_FOLDER,
+    default=Path(".dsa-verify-cache/mutants"),
+    show_default=True,
+    help="Where results are kept.",
+)
+@click.option("--no-cache", is_flag=True, help="Neither read nor keep results.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+def mutants(as_json: bool, no_cache: bool, cache: Path, **options) -> None:
+    """Break kernels on purpose; every broken one must be rejected.
+
+    A survivor that mutants/equivalent.toml does not explain, and fewer than 95 % of the systematic ones killed, fail.
+    A run that is interrupted goes on where it stopped.
+    """
+    from dsa_verify.cli import _stdout_to_stderr
+
+    start = time.perf_counter()
+    with _stdout_to_stderr():
+        score, provenance = _campaign(Selection(cache=None if no_cache else cache, **options))
+    seconds = time.perf_counter() - start
+    if as_json:
+        head = {"schema": 1, "command": shlex.join(["dsa-verify", *sys.argv[1:]]), "seconds": round(seconds, 3)}
+        click.echo(json.dumps({**head, "provenance": provenance, **score.document()}, allow_nan=False, indent=1))
+    else:
+        _print(score, seconds)
+    sys.exit(0 if score.accepted else 1)
+
+
+def _campaign(selection: Selection):
+    """Choose, run and score; returns the `Score` and the provenance. Raises `DsaVerifyError`."""
+    from dsa_verify import suite
+    from dsa_verify.errors import ConfigError
+    from dsa_verify.mutants import campaign, score
+    from dsa_verify.mutants.systematic import systematic_mutants
+    from dsa_verify.mutants.table import MUTANTS
+
+    handwritten = _chosen(MUTANTS.values(), selection) if selection.kind != "systematic" else []
+    systematic = _chosen(systematic_mutants().values(), selection) if selection.kind != "handwritten" else []
+    if selection.sample is not None and selection.sample < len(systematic):
+        drawn = set(random.Random(selection.seed).sample([mutant.name for mutant in systematic], selection.sample))
+        systematic = [mutant for mutant in systematic if mutant.name in drawn]
+    if not handwritten and not systematic:
+        raise ConfigError("no mutant matches; `dsa-verify mutants --kind all --json` prints all of them")
+    explained = score.explanations()
+    provenance = suite.provenance(sorted({mutant.provider for mutant in [*handwritten, *systematic]}))
+    with _progress(len(handwritten) + len(systematic)) as done:
+        settings = (selection.tier, selection.jobs, selection.cache, done)
+        fates = campaign.run([*handwritten, *systematic], *settings)
+    split = len(handwritten)
+    known = {*MUTANTS, *systematic_mutants()}
+    return score.Score(fates[:split], fates[split:], explained, known), provenance
+
+
+def _chosen(mutants, selection: Selection) -> list:
+    from fnmatch import fnmatchcase
+
+    from dsa_verify.kernels.contract import surface_named
+
+    surfaces = {surface_named(name).name for name in selection.surface}
+    return [
+        mutant
+        for mutant in mutants
+        if (not surfaces or surfaces & set(mutant.surfaces))
+        and (not selection.mutant or any(mutant.name == g or fnmatchcase(mutant.name, g) for g in selection.mutant))
+    ]
+
+
+class _progress:
+    """One line on stderr for every survivor, and every 25 mutants."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.survived = total, 0, 0
+
+    def __enter__(self):
+        return self.tell
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def tell(self, fate) -> None:
+        self.done += 1
+        if not fate.killed:
+            self.survived += 1
+            click.echo(f"survived: {fate.name}", err=True)
+        if self.done % 25 == 0 or self.done == self.total:
+            click.echo(f"{self.done} of {self.total} mutants, {self.survived} survived", err=True)
+
+
+def _print(score, seconds: float) -> None:
+    from rich.text import Text
+
+    from dsa_verify.report.terminal import stdout
+
+    console = stdout()
+    if score.handwritten:
+        console.print(_handwritten(score.handwritten))
+    if score.systematic:
+        console.print(_systematic(score))
+    for fate in score.equivalent:
+        console.print(Text(f"equivalent: {fate.name}\n            {score.explained[fate.name]}"), soft_wrap=True)
+    for fate in score.survivors:
+        console.print(Text(f"survived: {fate.name}", style="bold red"), soft_wrap=True)
+    for line in score.stale:
+        console.print(Text(f"stale explanation: {line}", style="bold red"), soft_wrap=True)
+    console.print(Text(_last_line(score, seconds), style="green" if score.accepted else "bold red"), soft_wrap=True)
+
+
+def _handwritten(fates: Sequence):
+    """Kind x mutant x what killed it."""
+    from rich import box
+    from rich.table import Table
+
+    from dsa_verify.mutants.kinds import title
+
+    table = Table("kind", "mutant", "killed by", "cheapest scenario", box=box.SIMPLE_HEAD, pad_edge=False)
+    for fate in sorted(fates, key=lambda fate: fate.kind):
+        place = f"{fate.provider} {fate.surface}\n{fate.scenario or ''}"
+        table.add_row(title(fate.kind), fate.name, ", ".join(fate.killed_by) or "NOTHING", place)
+    return table
+
+
+def _systematic(score):
+    """Operator x how many were killed, and by what."""
+    from collections import Counter
+
+    from rich import box
+    from rich.table import Table
+
+    table = Table("operator", "killed", "equivalent", "survived", "killed by", box=box.SIMPLE_HEAD, pad_edge=False)
+    for kind in dict.fromkeys(fate.kind for fate in score.systematic):
+        fates = [fate for fate in score.systematic if fate.kind == kind]
+        killers = Counter(fate.killed_by[0] for fate in fates if fate.killed)
+        by = ", ".join(f"{check} {count}" for check, count in killers.most_common())
+        counts = [sum(killers.values())] + [sum(f in g for f in fates) for g in (score.equivalent, score.survivors)]
+        table.add_row(kind, *map(str, counts), by)
+    return table
+
+
+def _last_line(score, seconds: float) -> str:
+    numbers = score.document()
+    hand, auto = numbers["handwritten"], numbers["systematic"]
+    parts = []
+    if score.handwritten:
+        parts.append(f"handwritten {hand['killed']} of {hand['total']} killed")
+    if score.systematic:
+        parts.append(
+            f"systematic {auto['killed']} of {auto['total']} killed ({score.share:.1%}), "
+            f"{auto['equivalent']} survivors explained, {len(score.survivors)} not"
+        )
+    return f"{'accepted' if score.accepted else 'rejected'}: {'; '.join(parts)} in {seconds:.0f} s"

@@ -1,0 +1,102 @@
+"""A record's provider part: the kernel's base run judged, and how much of each budget it used."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from dsa_verify.batch import Scenario
+from dsa_verify.checks import CHECKS, checks_for
+from dsa_verify.checks.parity import shares_of
+from dsa_verify.errors import NotSimulated, ProviderError
+from dsa_verify.evidence import Evidence, Promise, Result, Verdict
+from dsa_verify.golden.fingerprint import number
+from dsa_verify.kernels.contract import Provider, Surface
+from dsa_verify.verify import gather
+
+CHECKED = ("parity", "selection", "cache")
+"""What judges the base run alone: `parity` runs the other checks, and recording takes a part of its time."""
+
+MEASURED = "measured"
+"""Key of `Result.extra` under which a case's first result carries the provider's entry for the record."""
+
+
+def measure(surface: Surface, provider: Provider, scenario: Scenario) -> tuple[Result, ...]:
+    """Judge the base run of one case; the first result carries the metrics. Stands in for `verify` in `suite`."""
+    applicable = checks_for(attends=surface.attends, selects=surface.selects, writes=surface.writes)
+    names = [name for name in applicable if name in CHECKED]
+    entry: dict[str, object] = {}
+    try:
+        evidence = gather(surface, provider, scenario, names)
+    except ProviderError as error:
+        verdicts = dict.fromkeys(names, Verdict.rejected(str(error)))
+    except NotSimulated as error:
+        verdicts = dict.fromkeys(names, Verdict.not_verified(f"interpret mode cannot simulate it: {error}"))
+    else:
+        if isinstance(evidence, str):
+            verdicts = dict.fromkeys(names, Verdict.not_verified(evidence))
+        else:
+            verdicts = {name: CHECKS[name].judge(evidence) for name in names}
+            entry = _entry(evidence)
+    results = [Result(provider.name, surface.name, scenario.name, name, v) for name, v in verdicts.items()]
+    results[0] = replace(results[0], extra={MEASURED: entry})
+    return tuple(results)
+
+
+def _entry(evidence: Evidence) -> dict[str, object]:
+    default = asdict(Promise())
+    promise = {name: value for name, value in asdict(evidence.promise).items() if value != default[name]}
+    return {"promise": promise, "share": _shares(evidence)}
+
+
+def _shares(evidence: Evidence) -> dict[str, float]:
+    """Errors in units of their budgets: the worst element, row gain and lse, and the root mean square of all elements;
+    for a selection the worst near-tie, and the part of the oracle's choices that were missed.
+
+    How far the batch as a whole is stretched is not among them: it is one signed average about zero, so that it is no
+    larger for being three times what it was. The parity check judges it.
+    """
+    outputs, expected, batch = evidence.base.outputs, evidence.expected, evidence.batch
+    if outputs is None:
+        return {}
+    if expected.selection is not None:
+        (chosen,) = outputs.values()
+        best = expected.selection.best
+        kept = sum(len({*a} & {*b} - {-1}) for a, b in zip(chosen.tolist(), best.tolist(), strict=True))
+        due = int((best >= 0).sum())
+        found = {"missed": 1.0 - kept / due if due else 0.0}
+        found["score"] = CHECKS["selection"].judge(evidence).share or 0.0
+    elif expected.attention is not None and batch.real.any():
+        shares, _, _ = shares_of(batch, outputs, expected.attention, evidence.promise)
+        found = {name: float(share.max()) for name, share in shares.items()}
+        found["rms"] = float(np.sqrt(np.mean(shares["element"][batch.real] ** 2)))
+    else:
+        return {}
+    return {name: number(value, 3) for name, value in found.items() if np.isfinite(value)}
+
+
+def entries(results: Iterable[Result]) -> dict[tuple[str, str, str], Mapping[str, object]]:
+    """What each (provider, surface, scenario) adds to its record; cases with a rejection add nothing."""
+    cases: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        cases.setdefault((result.provider, result.surface, result.scenario), []).append(result)
+    found: dict[tuple[str, str, str], Mapping[str, object]] = {}
+    for case, mine in cases.items():
+        statuses = {result.verdict.status for result in mine}
+        if "rejected" in statuses:
+            continue
+        if "not verified" in statuses:
+            reason = next(r.verdict.reason for r in mine if r.verdict.status == "not verified")
+            found[case] = {"not_verified": reason}
+        else:
+            found[case] = mine[0].extra[MEASURED]  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def switches() -> str:
+    """The environment variables that results may depend on; values that are paths stay unsaid."""
+    told = [
+        f"{n}={v}" for n, v in sorted(os.environ.items()) if n.startswith(("JAX_", "XLA_", "DSA_")) and "/" not in v
+    ]
+    return " ".join(told)

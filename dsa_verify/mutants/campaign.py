@@ -1,0 +1,236 @@
+"""Runs mutants against the suite: cheapest scenarios first, stop at the first kill, keep what was found."""
+
+import gc
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Protocol
+
+from dsa_verify import suite, workers
+from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.checks import CHECKS
+from dsa_verify.errors import DsaVerifyError
+from dsa_verify.kernels.contract import Provider, surface_named
+from dsa_verify.mutants.digest import code_digest
+from dsa_verify.mutants.source import StaleMutant
+from dsa_verify.mutants.systematic import systematic_mutants
+from dsa_verify.mutants.table import MUTANTS
+
+TIME_LIMIT = 240
+"""Seconds for one scenario, compilation included: fifty times what an unbroken kernel takes. A kernel that takes longer
+loops for ever, and is killed with its process."""
+
+EVERY = tuple(CHECKS)
+PLAIN = tuple(name for name, check in CHECKS.items() if check.variant is None)
+"""Checks that look at one batch, not at variants of it."""
+CHEAP = tuple(name for name in PLAIN if not CHECKS[name].runs)
+"""Checks that need no run of the kernel beside the first."""
+
+
+class AnyMutant(Protocol):
+    """What handwritten and systematic mutants have in common. `scenario`: where to look first, if one is known."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def surfaces(self) -> tuple[str, ...]: ...
+    @property
+    def scenario(self) -> str | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+    def load(self) -> Provider: ...
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one mutant.
+
+    killed_by: checks that rejected it on `surface` and `scenario`; or `timeout` or `crash` where its process ended,
+      `import` where it could not even be loaded, `broke` where a check could not judge what came out. Empty for a
+      survivor, whose `surface` is the first that was tried.
+    reason: what the first of these said.
+    """
+
+    name: str
+    kind: str
+    provider: str
+    surface: str
+    killed_by: tuple[str, ...] = ()
+    scenario: str | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.killed_by)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A mutant to try, by name, and the place (surface, scenario) where it was killed before."""
+
+    name: str
+    hint: tuple[str, str] | None = None
+
+
+def named(name: str) -> AnyMutant:
+    """A handwritten or systematic mutant."""
+    return MUTANTS.get(name) or systematic_mutants()[name]
+
+
+def run(
+    mutants: Sequence[AnyMutant],
+    tier: str,
+    jobs: int | None,
+    folder: Path | None,
+    on_fate: Callable[[Fate], None] = lambda fate: None,
+) -> list[Fate]:
+    """Find out what becomes of each mutant, in their order.
+
+    Args:
+      tier: scenarios that may kill, as for `suite.plan`.
+      jobs: worker processes; one a core if None.
+      folder: where results are kept and looked up, so that a campaign goes on where it was interrupted.
+      on_fate: called with each result as it comes.
+
+    Raises `StaleMutant` for a mutant whose source is gone, `ConfigError` for an unknown tier.
+    """
+    fates, orders = {}, []
+    for mutant in mutants:
+        key = code_digest(mutant.provider, mutant.name, mutant.fingerprint, tier)
+        known, hint = _recall(folder, mutant.name, key)
+        if known is not None:
+            fates[mutant.name] = known
+            on_fate(known)
+        else:
+            orders.append((Order(mutant.name, hint), key))
+    keys = {order.name: key for order, key in orders}
+    groups = [[order] for order, _ in orders]
+    if groups:
+        answers = workers.run_groups(groups, partial(try_mutant, tier=tier), suite.job_count(jobs, len(groups)))
+        with closing(answers):
+            for order, answer in answers:
+                fate = _died(order.name, answer) if isinstance(answer, workers.WorkerDied) else answer
+                fates[order.name] = fate
+                _keep(folder, keys[order.name], fate)
+                on_fate(fate)
+    return [fates[mutant.name] for mutant in mutants]
+
+
+def _died(name: str, death: workers.WorkerDied) -> Fate:
+    mutant, late = named(name), death.exit_code == -signal.SIGALRM
+    reason = f"one scenario took longer than {TIME_LIMIT} s" if late else str(death)
+    return Fate(name, mutant.kind, mutant.provider, mutant.surfaces[0], ("timeout" if late else "crash",), None, reason)
+
+
+def try_mutant(order: Order, tier: str) -> Fate:
+    """Try one mutant in this process until something kills it."""
+    mutant, start = named(order.name), time.perf_counter()
+    fate = Fate(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
+    try:
+        provider = mutant.load()
+    except StaleMutant:
+        raise
+    except Exception as error:
+        return replace(fate, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
+    try:
+        for surface, scenario, checks in attempts(mutant, order.hint, tier):
+            killers = _killers(provider, surface, scenario, checks)
+            if killers:
+                reason = next(iter(killers.values()))
+                fate = replace(
+                    fate, surface=surface, killed_by=tuple(killers), scenario=scenario, reason=" ".join(reason.split())
+                )
+                break
+    finally:
+        _forget()
+    return replace(fate, seconds=round(time.perf_counter() - start, 2))
+
+
+def _killers(provider: Provider, surface: str, scenario: str, checks: tuple[str, ...]) -> dict[str, str]:
+    """Checks that reject, and why. The process dies if it takes too long."""
+    from dsa_verify.verify import verify
+
+    signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
+    try:
+        results = verify(surface_named(surface), provider, SCENARIOS[scenario], checks)
+    except DsaVerifyError:
+        raise
+    except Exception as error:
+        return {"broke": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return {result.check: result.verdict.reason for result in results if result.verdict.status == "rejected"}
+
+
+def _forget() -> None:
+    """Drop what JAX compiled for a mutant; nothing will ask for it again."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+
+
+def attempts(mutant: AnyMutant, hint: tuple[str, str] | None, tier: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Surfaces, scenarios and checks in the order of trial.
+
+    Where it was killed before, and where it is expected to be. Then the scenarios of each surface's fullest bucket,
+    which cost one compilation, by the checks that need one run; the same by all checks of one batch; the other buckets;
+    variants of the batches last, because what no batch shows they hardly ever do.
+    """
+    if hint is not None:
+        yield *hint, EVERY
+    if mutant.scenario is not None:
+        yield mutant.surfaces[0], mutant.scenario, EVERY
+    buckets = {surface: _by_bucket(mutant.provider, surface, tier) for surface in mutant.surfaces}
+    for first, checks in ((True, CHEAP), (True, PLAIN), (False, PLAIN), (True, EVERY)):
+        for surface, (fullest, *others) in buckets.items():
+            for scenario in fullest if first else [name for bucket in others for name in bucket]:
+                yield surface, scenario, checks
+
+
+@lru_cache
+def _by_bucket(provider: str, surface: str, tier: str) -> tuple[tuple[str, ...], ...]:
+    """Scenarios of a surface by bucket, the fullest first; stable, so that a rerun tries in the same order."""
+    buckets: dict[str, list[str]] = {}
+    for case in suite.plan([provider], [surface], tier=tier):
+        buckets.setdefault(case.bucket, []).append(case.scenario)
+    return tuple(sorted(map(tuple, buckets.values()), key=lambda names: -len(names)))
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+
+
+def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, tuple[str, str] | None]:
+    """The kept result if nothing that matters has changed; otherwise where to look first."""
+    if folder is None or not _file(folder, name).is_file():
+        return None, None
+    try:
+        record: Mapping = json.loads(_file(folder, name).read_text("utf-8"))
+        fate = Fate(**record["fate"] | {"killed_by": tuple(record["fate"]["killed_by"])})
+    except (OSError, ValueError, KeyError, TypeError):  # torn by an interruption: as good as none
+        return None, None
+    if record["key"] == key:
+        return fate, None
+    return None, (fate.surface, fate.scenario) if fate.scenario in SCENARIOS else None
+
+
+def _keep(folder: Path | None, key: str, fate: Fate) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = _file(folder, fate.name).with_suffix(".new")
+    fresh.write_text(json.dumps({"key": key, "fate": asdict(fate)}), "utf-8")
+    fresh.replace(_file(folder, fate.name))

@@ -1,0 +1,96 @@
+"""What a campaign amounts to: two numbers, survivors explained and not, the exit code and the JSON document."""
+
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsa_verify.errors import ConfigError
+from dsa_verify.mutants.campaign import Fate
+
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+WANTED = 0.95
+"""Share of systematic mutants that must be killed; explained survivors count as not killed."""
+
+
+def explanations(path: Path = EQUIVALENT) -> dict[str, str]:
+    """Why each explained survivor changes nothing that any result may depend on. Raises `ConfigError`."""
+    try:
+        entries = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    for name, reason in entries.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"{path}: {name!r} has no reason; expected one sentence")
+    return entries
+
+
+@dataclass(frozen=True)
+class Score:
+    """A finished campaign. `known`: names of all mutants there are, tried or not."""
+
+    handwritten: Sequence[Fate]
+    systematic: Sequence[Fate]
+    explained: Mapping[str, str]
+    known: Collection[str]
+
+    @property
+    def fates(self) -> list[Fate]:
+        return [*self.handwritten, *self.systematic]
+
+    @property
+    def survivors(self) -> list[Fate]:
+        """Mutants that nothing killed and nobody explained."""
+        return [fate for fate in self.fates if not fate.killed and fate.name not in self.explained]
+
+    @property
+    def equivalent(self) -> list[Fate]:
+        return [fate for fate in self.systematic if not fate.killed and fate.name in self.explained]
+
+    @property
+    def share(self) -> float:
+        """Of the systematic mutants, how many were killed."""
+        return _killed(self.systematic) / len(self.systematic) if self.systematic else 1.0
+
+    @property
+    def stale(self) -> list[str]:
+        """Explanations of mutants that do not exist, or that were killed after all."""
+        killed = {fate.name for fate in self.fates if fate.killed}
+        return [
+            f"{name}: {'it was killed' if name in killed else 'no such mutant'}; take the entry out"
+            for name in self.explained
+            if name in killed or name not in self.known
+        ]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.survivors and not self.stale and self.share >= WANTED
+
+    def document(self) -> dict[str, object]:
+        """The part of the JSON document that is about mutants."""
+        return {
+            "handwritten": {"killed": _killed(self.handwritten), "total": len(self.handwritten)},
+            "systematic": {
+                "killed": _killed(self.systematic),
+                "total": len(self.systematic),
+                "equivalent": len(self.equivalent),
+            },
+            "stale": self.stale,
+            "mutants": [self._record(fate) for fate in self.fates],
+        }
+
+    def _record(self, fate: Fate) -> dict[str, object]:
+        return {
+            "name": fate.name,
+            "kind": fate.kind,
+            "provider": fate.provider,
+            "surface": fate.surface,
+            "killed_by": list(fate.killed_by),
+            "scenario": fate.scenario,
+            "reason": fate.reason if fate.killed else self.explained.get(fate.name, ""),
+            "seconds": fate.seconds,
+        }
+
+
+def _killed(fates: Sequence[Fate]) -> int:
+    return sum(fate.killed for fate in fates)
