@@ -63,7 +63,10 @@ def known_failures(providers: Iterable[str], file: Path | None = None) -> tuple[
 
 
 def parse(text: str, where: str, provider: str = "") -> list[KnownFailure]:
-    """Entries of a TOML text: tables `[[failure]]`, and a `provider` for all of them. Raises `ConfigError`."""
+    """Entries of a TOML text: tables `[[failure]]`, and a `provider` for all of them. Raises `ConfigError`.
+
+    The `id` of a table may be a list; each one is then an entry that may go stale by itself.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -74,7 +77,18 @@ def parse(text: str, where: str, provider: str = "") -> list[KnownFailure]:
         raise ConfigError(f"{where}: expected [[failure]] tables and at most a provider, found {', '.join(data)}")
     if provider not in ("", owner):
         raise ConfigError(f"{where} is for provider {owner!r}, expected {provider!r}")
-    return [_entry(raw, f"{where}, [[failure]] {index + 1}", owner) for index, raw in enumerate(entries)]
+    return [
+        _entry(one, f"{where}, [[failure]] {index}", owner)
+        for index, raw in enumerate(entries, 1)
+        for one in _each_id(raw)
+    ]
+
+
+def _each_id(raw: object) -> list[object]:
+    """One entry an id: a finding that shows in several places is written down once, with a list of ids."""
+    if isinstance(raw, dict) and isinstance(raw.get("id"), list):
+        return [{**raw, "id": one} for one in raw["id"]] or [raw]
+    return [raw]
 
 
 def _entry(raw: object, where: str, provider: str) -> KnownFailure:

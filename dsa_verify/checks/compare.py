@@ -124,17 +124,13 @@ def _attention(evidence: Evidence, rerun: Rerun, name: str, rows: Rows) -> Diffe
 
 def _budget(evidence: Evidence, rerun: Rerun, name: str) -> np.ndarray:
     """How far two correct kernels may be apart, for every token of the base."""
-    answers = rerun.attention or (None, None)
-    assert evidence.base.outputs is not None
+    assert evidence.base.outputs is not None and evidence.expected.attention is not None
     dtype = evidence.base.outputs["out"].dtype
     width = evidence.batch.ql_nope.shape[-1] + evidence.batch.q_pe.shape[-1]
-
-    def one(answer, promise: Promise) -> np.ndarray:
-        exact = answer or evidence.expected.attention
-        budget = attention_budget(exact, dtype, width, promise)
-        return budget.element if name == "out" else budget.lse
-
-    return one(answers[0], rerun.promise) + one(answers[1], evidence.promise)
+    here, there = rerun.attention or (None, None)
+    ours = attention_budget(there or evidence.expected.attention, dtype, width, evidence.promise)
+    theirs = attention_budget(here or evidence.expected.attention, dtype, width, rerun.promise)
+    return ours.element + theirs.element if name == "out" else ours.lse + theirs.lse
 
 
 def _selection(evidence: Evidence, rows: Rows, exact: bool) -> Difference:

@@ -158,17 +158,13 @@ class Invariance:
     """One way to ask for the same work.
 
     surfaces: those on which it makes sense. quick: globs over the quick scenarios that are there for it; the other
-    scenarios of that tier do without, so that the tier stays within minutes, and those of other tiers do not.
+    scenarios of that tier do without, so that the tier stays within minutes.
     """
 
     judge: Callable[[Evidence], Verdict]
     variant: Callable[[Batch], Variant | None]
     surfaces: tuple[str, ...]
     quick: tuple[str, ...]
-
-    def concerns(self, surface: str, scenario: str, tier: str) -> bool:
-        """Whether the check is made on a surface and scenario; the batch may still give no variant."""
-        return surface in self.surfaces and (tier != "quick" or any(fnmatchcase(scenario, glob) for glob in self.quick))
 
 
 _DECODE = "sparse_mla_decode"
@@ -211,5 +207,15 @@ INVARIANCES: dict[str, Invariance] = {
 
 
 def invariances_for(surface: str, scenario: str, tier: str) -> tuple[str, ...]:
-    """Names of the invariance checks that are made on a surface and scenario."""
-    return tuple(name for name, way in INVARIANCES.items() if way.concerns(surface, scenario, tier))
+    """Names of the invariance checks that are made on a surface and scenario; its batch may still give no variant.
+
+    Quick scenarios take those that they are there for, full ones take all, soak scenarios (`soak:SEED:INDEX...`) take
+    turns by their index, which one that was made smaller keeps: a soak is after many scenarios.
+    """
+    if tier == "quick":
+        taken = [name for name, way in INVARIANCES.items() if any(fnmatchcase(scenario, glob) for glob in way.quick)]
+    elif tier == "soak":
+        taken = [tuple(INVARIANCES)[int(scenario.split(":")[2]) % len(INVARIANCES)]]
+    else:
+        taken = list(INVARIANCES)
+    return tuple(name for name in taken if surface in INVARIANCES[name].surfaces)

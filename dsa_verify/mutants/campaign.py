@@ -33,6 +33,10 @@ CHEAP = tuple(name for name in PLAIN if not CHECKS[name].runs)
 """Checks that need no run of the kernel beside the first."""
 
 
+Attempt = tuple[str, str, tuple[str, ...]]
+"""A surface, a scenario, and the checks to make."""
+
+
 class AnyMutant(Protocol):
     """What handwritten and systematic mutants have in common. `scenario`: where to look first, if one is known."""
 
@@ -78,10 +82,10 @@ class Fate:
 
 @dataclass(frozen=True)
 class Order:
-    """A mutant to try, by name, and the place (surface, scenario) where it was killed before."""
+    """A mutant to try, by name, and what killed it before: surface, scenario, checks."""
 
     name: str
-    hint: tuple[str, str] | None = None
+    hint: Attempt | None = None
 
 
 def named(name: str) -> AnyMutant:
@@ -106,26 +110,32 @@ def run(
 
     Raises `StaleMutant` for a mutant whose source is gone, `ConfigError` for an unknown tier.
     """
-    fates, orders = {}, []
+    fates: dict[str, Fate] = {}
+    keys = {m.name: code_digest(m.provider, m.name, m.fingerprint, tier) for m in mutants}
+    hints = {}
     for mutant in mutants:
-        key = code_digest(mutant.provider, mutant.name, mutant.fingerprint, tier)
-        known, hint = _recall(folder, mutant.name, key)
+        known, hints[mutant.name] = _recall(folder, mutant.name, keys[mutant.name])
         if known is not None:
             fates[mutant.name] = known
             on_fate(known)
-        else:
-            orders.append((Order(mutant.name, hint), key))
-    keys = {order.name: key for order, key in orders}
-    groups = [[order] for order, _ in orders]
-    if groups:
-        answers = workers.run_groups(groups, partial(try_mutant, tier=tier), suite.job_count(jobs, len(groups)))
-        with closing(answers):
-            for order, answer in answers:
-                fate = _died(order.name, answer) if isinstance(answer, workers.WorkerDied) else answer
-                fates[order.name] = fate
-                _keep(folder, keys[order.name], fate)
+    for deep in (False, True):  # most die of little; what is left is told early, and takes the time
+        orders = [Order(m.name, hints[m.name]) for m in mutants if m.name not in fates]
+        for fate in _round(orders, tier, deep, jobs):
+            if fate.killed or deep:
+                fates[fate.name] = fate
+                _keep(folder, keys[fate.name], fate)
                 on_fate(fate)
     return [fates[mutant.name] for mutant in mutants]
+
+
+def _round(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None) -> Iterator[Fate]:
+    if not orders:
+        return
+    groups = [[order] for order in orders]
+    work = partial(try_mutant, tier=tier, deep=deep)
+    with closing(workers.run_groups(groups, work, suite.job_count(jobs, len(groups)))) as answers:
+        for order, answer in answers:
+            yield _died(order.name, answer) if isinstance(answer, workers.WorkerDied) else answer
 
 
 def _died(name: str, death: workers.WorkerDied) -> Fate:
@@ -134,8 +144,8 @@ def _died(name: str, death: workers.WorkerDied) -> Fate:
     return Fate(name, mutant.kind, mutant.provider, mutant.surfaces[0], ("timeout" if late else "crash",), None, reason)
 
 
-def try_mutant(order: Order, tier: str) -> Fate:
-    """Try one mutant in this process until something kills it."""
+def try_mutant(order: Order, tier: str, deep: bool) -> Fate:
+    """Try one mutant in this process until something kills it; `deep` goes on where the first round ended."""
     mutant, start = named(order.name), time.perf_counter()
     fate = Fate(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
     try:
@@ -145,7 +155,7 @@ def try_mutant(order: Order, tier: str) -> Fate:
     except Exception as error:
         return replace(fate, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
     try:
-        for surface, scenario, checks in attempts(mutant, order.hint, tier):
+        for surface, scenario, checks in _dear(mutant, tier) if deep else _cheap(mutant, order.hint, tier):
             killers = _killers(provider, surface, scenario, checks)
             if killers:
                 reason = next(iter(killers.values()))
@@ -182,19 +192,23 @@ def _forget() -> None:
     gc.collect()
 
 
-def attempts(mutant: AnyMutant, hint: tuple[str, str] | None, tier: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Surfaces, scenarios and checks in the order of trial.
-
-    Where it was killed before, and where it is expected to be. Then the scenarios of each surface's fullest bucket,
-    which cost one compilation, by the checks that need one run; the same by all checks of one batch; the other buckets;
-    variants of the batches last, because what no batch shows they hardly ever do.
-    """
+def _cheap(mutant: AnyMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
+    """Where it was killed before, and where it is expected to be; then the scenarios of each surface's fullest bucket,
+    which cost one compilation, by the checks that need one run."""
     if hint is not None:
-        yield *hint, EVERY
+        yield hint
     if mutant.scenario is not None:
         yield mutant.surfaces[0], mutant.scenario, EVERY
+    for surface in mutant.surfaces:
+        for scenario in _by_bucket(mutant.provider, surface, tier)[0]:
+            yield surface, scenario, CHEAP
+
+
+def _dear(mutant: AnyMutant, tier: str) -> Iterator[Attempt]:
+    """All scenarios by all checks of one batch, the fullest buckets first; variants of these batches last, because what
+    no batch shows they hardly ever do."""
     buckets = {surface: _by_bucket(mutant.provider, surface, tier) for surface in mutant.surfaces}
-    for first, checks in ((True, CHEAP), (True, PLAIN), (False, PLAIN), (True, EVERY)):
+    for first, checks in ((True, PLAIN), (False, PLAIN), (True, EVERY)):
         for surface, (fullest, *others) in buckets.items():
             for scenario in fullest if first else [name for bucket in others for name in bucket]:
                 yield surface, scenario, checks
@@ -213,7 +227,7 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
-def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, tuple[str, str] | None]:
+def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, Attempt | None]:
     """The kept result if nothing that matters has changed; otherwise where to look first."""
     if folder is None or not _file(folder, name).is_file():
         return None, None
@@ -224,7 +238,8 @@ def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, tupl
         return None, None
     if record["key"] == key:
         return fate, None
-    return None, (fate.surface, fate.scenario) if fate.scenario in SCENARIOS else None
+    checks = tuple(name for name in fate.killed_by if name in CHECKS)
+    return None, (fate.surface, fate.scenario, checks) if checks and fate.scenario in SCENARIOS else None
 
 
 def _keep(folder: Path | None, key: str, fate: Fate) -> None:

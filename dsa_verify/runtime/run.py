@@ -91,9 +91,7 @@ def run(
 
 
 @functools.lru_cache(maxsize=512)
-def _prepare(
-    fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple[str, ...], native: bool
-) -> _Callable:
+def _prepare(fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple[str, ...], native: bool) -> _Callable:
     """The jitted function of one (function, statics, mode); JAX keeps the compiled versions per shape in it."""
     import jax
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import workers
+from dsa_verify import suite, workers
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.mutants import campaign
-from dsa_verify.mutants.campaign import Fate, Order, attempts, try_mutant
+from dsa_verify.mutants.campaign import Fate, Order, try_mutant
 from dsa_verify.mutants.digest import _meaning, code_digest
 from dsa_verify.mutants.score import Score, explanations
 from dsa_verify.mutants.systematic import systematic_mutants
@@ -27,7 +27,7 @@ def test_all_handwritten_mutants_are_shown_by_the_quick_tier():
 
 
 def test_killed_where_it_is_expected_to_be():
-    found = try_mutant(Order("no-relu"), "quick")
+    found = try_mutant(Order("no-relu"), "quick", deep=False)
     assert found.killed_by == ("selection",)
     assert (found.surface, found.scenario) == ("index_topk", "single-extend-p16-f32")
     assert "rounding band" in found.reason
@@ -35,7 +35,7 @@ def test_killed_where_it_is_expected_to_be():
 
 def test_systematic_mutant_is_killed_on_the_first_surface_that_shows_it():
     name = next(name for name in systematic_mutants() if name.startswith("cache_write._kernel.wait_write/wait dropped"))
-    found = try_mutant(Order(name), "quick")
+    found = try_mutant(Order(name), "quick", deep=False)
     assert found.killed and found.surface == "cache_write"
 
 
@@ -65,21 +65,24 @@ class Unloadable(Right):
 def test_kernel_that_is_right_survives(monkeypatch):
     monkeypatch.setattr(campaign, "named", lambda name: Right())
     monkeypatch.setattr(campaign, "_by_bucket", lambda *_: (("single-extend-p16-f32",), ("decode-one-d16-bf16",)))
-    assert not try_mutant(Order("right"), "quick").killed
+    assert not try_mutant(Order("right"), "quick", deep=True).killed
 
 
 def test_mutant_that_cannot_be_imported_is_killed_by_that(monkeypatch):
     monkeypatch.setattr(campaign, "named", lambda name: Unloadable())
-    assert try_mutant(Order("right"), "quick").killed_by == ("import",)
+    assert try_mutant(Order("right"), "quick", deep=True).killed_by == ("import",)
 
 
 def test_attempts_begin_where_it_was_killed_before_and_grow_dearer():
     mutant = replace(MUTANTS["scale-one-percent"], scenario="decode-one-d16-bf16")
-    places = list(attempts(mutant, ("dense_mla", "masked-rows-p16-f32"), "quick"))
-    assert places[0][:2] == ("dense_mla", "masked-rows-p16-f32")
+    places = list(campaign._cheap(mutant, ("dense_mla", "masked-rows-p16-f32", ("parity",)), "quick"))
+    assert places[0] == ("dense_mla", "masked-rows-p16-f32", ("parity",))
     assert places[1][:2] == ("sparse_mla_decode", "decode-one-d16-bf16")
     assert set(places[2][2]) == set(campaign.CHEAP)
+    places += campaign._dear(mutant, "quick")
     assert {SCENARIOS[scenario].tier for _, scenario, _ in places} == {"quick"}
+    quick = {case.scenario for case in suite.plan(["builtin"], ["sparse_mla_decode"])}
+    assert {scenario for _, scenario, checks in places if set(checks) >= set(campaign.PLAIN)} >= quick
 
 
 def test_dead_loop_is_ended_and_counts_as_killed(monkeypatch, tmp_path):
@@ -115,7 +118,7 @@ def test_what_is_known_is_not_tried_again_until_something_changes(monkeypatch, t
     assert campaign.run([mutant], "quick", 1, tmp_path) == first
     assert len(tried) == 1
     campaign.run([mutant], "full", 1, tmp_path)
-    assert tried[1].hint == ("index_topk", "single-extend-p16-f32")
+    assert tried[1].hint == ("index_topk", "single-extend-p16-f32", ("selection",))
 
 
 def test_torn_record_is_as_good_as_none(tmp_path):

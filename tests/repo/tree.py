@@ -20,7 +20,7 @@ def tree(folder: Path = ROOT / "dsa_verify", depth: int = 0) -> list[str]:
     lines = [f"{indent}{folder.name + '/':<{36 - len(indent)}}{sentence(folder / '__init__.py')}"]
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
-            lines.append(f"{indent}  {path.name:<{34 - len(indent)}}{sentence(path)}")
+            lines.append(f"{indent}  {path.name:<{34 - len(indent)}}{sentence(path)}")  # noqa: PERF401
     for child in sorted(folder.iterdir()):
         if (child / "__init__.py").exists():
             lines.extend(tree(child, depth + 1))

@@ -56,7 +56,7 @@ def test_help_imports_neither_jax_nor_numpy(arguments):
 def test_accepted_run_exits_0_and_says_what_it_counted():
     result = parity()
     assert result.exit_code == 0, result.output
-    assert "accepted: 4 accepted, 0 rejected, 0 not verified checks of 1 case in" in result.stdout
+    assert "accepted: 6 accepted, 0 rejected, 0 not verified checks of 1 case in" in result.stdout
     assert "slowest cases" in result.stdout
     assert result.stderr == ""
 
@@ -120,7 +120,7 @@ def test_fault_of_the_suite_exits_3_with_its_traceback_on_stderr(monkeypatch):
 def test_run_that_verified_nothing_exits_4_and_says_why():
     result = parity(provider="broken_providers:empty")
     assert result.exit_code == 4
-    assert "4  its kernels need a SparseCore (broken_providers:empty cache_write)" in result.stdout
+    assert "6  its kernels need a SparseCore (broken_providers:empty cache_write)" in result.stdout
     assert "nothing was verified" in result.stdout
 
 
@@ -135,7 +135,7 @@ def test_json_is_one_document_even_when_kernels_print():
     assert process.returncode == 0, stderr
     document = json.loads(stdout)
     assert document["schema"] == 1
-    assert document["counts"] == {"accepted": 8, "rejected": 0, "not_verified": 0}
+    assert document["counts"] == {"accepted": 10, "rejected": 0, "not_verified": 0}
     assert document["command"].startswith("dsa-verify parity --provider broken_providers:prints")
     assert document["provenance"]["providers"] == {"broken_providers:prints": "0"}
     assert set(document["results"][0]) == set(

@@ -143,6 +143,7 @@ def test_another_seed_is_told_by_recipe_and_inputs(folder, monkeypatch):
     assert result.exit_code == 1
     assert f"recipe seed: expected {1000 + 2}, found 7" in result.stdout
     assert "input ql_nope: expected float32[16,4,128] " in result.stdout
+    assert "signed sum" not in result.stdout  # a consequence, not a second finding
 
 
 def test_another_scenario_is_told_by_its_requests(folder, monkeypatch):

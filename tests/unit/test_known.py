@@ -55,6 +55,14 @@ def test_entry_is_stale_when_its_cases_ran_and_none_failed(entries):
     assert "stale known failure of theirs: dense_mla/decode-*/races" in known.stale_message(entry)
 
 
+def test_each_id_of_a_list_goes_stale_by_itself():
+    text = ENTRY.replace('"dense_mla/decode-*/races"', '["dense_mla/decode-*/races", "dense_mla/single-*/races"]')
+    both = known.parse(text, "theirs.toml")
+    assert [entry.reason for entry in both] == ["reads one row past its buffer"] * 2
+    seen = known.tally([result(), result(scenario="single-extend-p16-f32", status="accepted")], both)
+    assert list(seen.values()) == [True, False]
+
+
 def test_entry_of_interpret_mode_means_nothing_on_a_device(entries):
     assert known.applicable(entries, native=False) == tuple(entries)
     assert known.applicable(entries, native=True) == ()

@@ -10,6 +10,7 @@ from dsa_verify.shapes import LANES
 
 STEP = {"pages_per_step": 2}
 BLOCK = {"query_block": 8}
+INDEX_BLOCK = {"query_block": 16}  # two tiles of queries
 """Tiles for verification. Scenarios are small, and a step or block that swallows one whole would never reach
 the second step, the rescaling of the running softmax, the reuse of a buffer, or a block of two sequences."""
 
@@ -41,6 +42,7 @@ def _smallest_steps(kernel: Callable) -> Callable:
 
     @wraps(kernel)
     def tiled(*, index_cache, **rest):
-        return kernel(index_cache=index_cache, pages_per_step=max(1, LANES // index_cache.shape[1]), **BLOCK, **rest)
+        step = max(1, LANES // index_cache.shape[1])
+        return kernel(index_cache=index_cache, pages_per_step=step, **INDEX_BLOCK, **rest)
 
     return tiled
