@@ -96,7 +96,8 @@ class Ties(Signal):
             winners = rng.choice(kv_len, size=min(3, kv_len), replace=False)
             keys[winners, 0] = 1 + np.arange(len(winners))
         else:
-            keys[:, :3] = rng.integers(-1, 2, (kv_len, 3))
+            # Twice as large on odd pages, or every large page would hold the best score and all pages would tie.
+            keys[:, :3] = rng.integers(-1, 2, (kv_len, 3)) * (1 + np.arange(kv_len) // page_size % 2)[:, None]
         return Content(base.c_kv, base.k_pe, keys)
 
     def queries(self, shape, seed, seq, positions) -> Queries:

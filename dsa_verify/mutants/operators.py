@@ -1,5 +1,8 @@
 """Operators: the small changes that systematic mutants make, each from a node to what takes its place."""
 
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# Nodes are told apart by what they are at run time; the stubs of `ast` know only their common root.
+
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
