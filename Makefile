@@ -21,7 +21,7 @@ test: $(READY)  ## units, mutants, facts about the repository and the quick pari
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 tpu-inference: $(READY)  ## tpu-inference's kernels without its serving dependencies
 	$(BIN)/python -m pip install --quiet --no-deps tpu-inference==0.32.0 sympy==1.14.0 mpmath==1.3.0
