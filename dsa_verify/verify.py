@@ -85,7 +85,7 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Coll
     if "again" in wanted:
         runs["again"] = execute(surface, kernel, batch)
     if "dirty" in wanted:
-        dirty = neighbours_changed(repoisoned(batch, finite=not finite), keep=np.arange(batch.seqs) % 2 == 0)
+        dirty = neighbours_changed(repoisoned(batch, finite=True), keep=np.arange(batch.seqs) % 2 == 0)
         runs["dirty"] = execute(surface, kernel, dirty)
     if "eager" in wanted and not on_device():
         runs["eager"] = execute(surface, kernel, batch, dma="eager")

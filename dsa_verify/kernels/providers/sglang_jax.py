@@ -42,8 +42,9 @@ INDEX_QUERIES = 8
 QUERY_BLOCK = 8
 """Queries that share a union of pages; their default is 256, which would swallow every scenario whole."""
 
-# Both kernels fetch whole buffers and rely on weights of 0 to drop what is not a key: mla/v2/kernel.py, above
-# `load_bkv`, "as long as they are not NaN or inf". write_rows: it merges new rows into 32-bit words of the cache.
+# Weights of 0 multiply what is masked, "as long as they are not NaN or inf" (mla/v2/kernel.py, above `load_bkv`). In
+# bfloat16 that reaches an output where a sequence's last row shares a 32-bit word with the row of a padding token.
+# write_rows: new rows are merged into such words of the cache.
 DENSE_PROMISE = Promise(finite_memory=True, write_rows=2)
 
 # sparse_mla_prefill.py and its qblock twin add a bias of -inf to the scores instead of selecting, which leaves NaN

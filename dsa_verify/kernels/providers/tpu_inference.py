@@ -36,9 +36,10 @@ pages instead of 1, which at our three page sizes takes each of their three code
 INDEX_QUERIES = 8
 """Queries per block of the indexer; their default is 128, which would swallow every scenario whole."""
 
-# kernel.py, signature: `s_dtype: jnp.dtype = jnp.bfloat16`, to which both flash loops round the scaled logits
-# (`s = s.astype(s_dtype)`). Finite memory: comment above `load_bkv`, "as long as they are not NaN or inf".
-# write_rows: new rows are merged into 32-bit words of the cache.
+# logit_dtype: kernel.py, signature, `s_dtype: jnp.dtype = jnp.bfloat16`, to which both flash loops round the scaled
+# logits (`s = s.astype(s_dtype)`). finite_memory: weights of 0 multiply what is masked, "as long as they are not NaN or
+# inf" (above `load_bkv`); in bfloat16 a sequence's last row may share a 32-bit word with the row of a padding token.
+# write_rows: new rows are merged into such words of the cache.
 DENSE_PROMISE = Promise(logit_dtype="bfloat16", finite_memory=True, write_rows=2)
 
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -121,10 +122,10 @@ def _provide_reciprocal(dense: Any) -> None:
 
     The kernel's own `pltpu` becomes a copy that has it; JAX's module stays as it is.
     """
-    from jax.experimental import pallas as pl
-
     if hasattr(dense.pltpu, "reciprocal"):
         return
+    from jax.experimental import pallas as pl
+
     extended = ModuleType(dense.pltpu.__name__)
     extended.__dict__.update(vars(dense.pltpu), reciprocal=pl.reciprocal)
     dense.pltpu = extended
