@@ -86,8 +86,11 @@ def run_groups(
                 yield item, answer
         finished = True
     finally:
+        if not finished:  # interrupted, perhaps while a lane was starting its process: end them all
+            for child in active_children():
+                child.terminate()
         for lane in lanes:
-            lane.close(kill=not finished)
+            lane.close()
 
 
 class _Lane:
@@ -124,9 +127,7 @@ class _Lane:
             self._start()
             return died
 
-    def close(self, kill: bool) -> None:
-        if kill and self._process is not None:
-            self._process.terminate()
+    def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 

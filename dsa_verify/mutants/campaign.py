@@ -129,19 +129,31 @@ def run(
 
 
 def _round(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None) -> Iterator[Fate]:
-    if not orders:
-        return
+    """Try each once. Whose process dies is tried again by itself: somebody else may have killed it the first time."""
+    again: list[Order] = []
+    for order, answer in _answers(orders, tier, deep, jobs):
+        if not isinstance(answer, workers.WorkerDied):
+            yield answer
+        elif answer.exit_code == -signal.SIGALRM:
+            yield _died(order.name, "timeout", f"one scenario took longer than {TIME_LIMIT} s")
+        else:
+            again.append(order)
+    for order, answer in _answers(again, tier, deep, 1):
+        died = isinstance(answer, workers.WorkerDied)
+        yield _died(order.name, "crash", str(answer)) if died else answer
+
+
+def _answers(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None):
     groups = [[order] for order in orders]
-    work = partial(try_mutant, tier=tier, deep=deep)
-    with closing(workers.run_groups(groups, work, suite.job_count(jobs, len(groups)))) as answers:
-        for order, answer in answers:
-            yield _died(order.name, answer) if isinstance(answer, workers.WorkerDied) else answer
+    if groups:
+        work = partial(try_mutant, tier=tier, deep=deep)
+        with closing(workers.run_groups(groups, work, suite.job_count(jobs, len(groups)))) as answers:
+            yield from answers
 
 
-def _died(name: str, death: workers.WorkerDied) -> Fate:
-    mutant, late = named(name), death.exit_code == -signal.SIGALRM
-    reason = f"one scenario took longer than {TIME_LIMIT} s" if late else str(death)
-    return Fate(name, mutant.kind, mutant.provider, mutant.surfaces[0], ("timeout" if late else "crash",), None, reason)
+def _died(name: str, how: str, reason: str) -> Fate:
+    mutant = named(name)
+    return Fate(name, mutant.kind, mutant.provider, mutant.surfaces[0], (how,), None, reason)
 
 
 def try_mutant(order: Order, tier: str, deep: bool) -> Fate:

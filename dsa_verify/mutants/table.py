@@ -264,7 +264,7 @@ _MUTANTS = [
             "indexing", 'arrays["index_weights"].astype(jnp.float32)',
             'jax.lax.reduce_precision(arrays["index_weights"], 8, 7)',
         ),
-        "single-extend-p16-f32", "selection",
+        "table-reversed-p16-f32", "selection",
     ),
     Mutant(
         "page-ties-highest-first", "07", *_PAGES,
@@ -385,7 +385,7 @@ _MUTANTS = [
     Mutant(
         "padding-slot-written", "42", *_DECODE,
         Edit("sparse_mla_decode", "jnp.where(kv_lens > 0, seq, -1), kv_lens - 1", "seq, kv_lens - 1"),
-        "padding-decode-between-d16-bf16", "races",
+        "padding-decode-between-d16-bf16", "cache",
     ),
     Mutant("padding-written-beside-a-neighbour", "42", "jnp", "cache_write",
            Wrong(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),

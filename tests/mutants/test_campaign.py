@@ -85,11 +85,15 @@ def test_attempts_begin_where_it_was_killed_before_and_grow_dearer():
     assert {scenario for _, scenario, checks in places if set(checks) >= set(campaign.PLAIN)} >= quick
 
 
-def test_dead_loop_is_ended_and_counts_as_killed(monkeypatch, tmp_path):
-    dead = iter([(Order("no-relu"), workers.WorkerDied(-14))])
-    monkeypatch.setattr(campaign.workers, "run_groups", lambda *_: (answer for answer in dead))
+@pytest.mark.parametrize(
+    ("deaths", "killed_by"), [((-14,), ("timeout",)), ((-15, -9), ("crash",)), ((-15, None), ("selection",))]
+)
+def test_dead_loop_counts_as_killed_and_a_crash_only_if_it_repeats(monkeypatch, tmp_path, deaths, killed_by):
+    right = Fate("no-relu", "03", "jnp", "index_topk", ("selection",))
+    answers = iter([right if code is None else workers.WorkerDied(code) for code in deaths])
+    monkeypatch.setattr(campaign.workers, "run_groups", lambda groups, *_: ((g[0], next(answers)) for g in groups))
     (found,) = campaign.run([MUTANTS["no-relu"]], "quick", 1, tmp_path)
-    assert found.killed_by == ("timeout",)
+    assert found.killed_by == killed_by
 
 
 def test_alarm_ends_a_worker_that_does_not_come_back():
