@@ -139,8 +139,10 @@ def _round(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None) -> 
         else:
             again.append(order)
     for order, answer in _answers(again, tier, deep, 1):
-        died = isinstance(answer, workers.WorkerDied)
-        yield _died(order.name, "crash", str(answer)) if died else answer
+        if isinstance(answer, workers.WorkerDied):
+            yield _died(order.name, "crash", str(answer))
+        else:
+            yield answer
 
 
 def _answers(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None):
