@@ -91,7 +91,7 @@ def shrink(failed: Result, work: Callable[[Case], tuple[Result, ...]]) -> tuple[
         candidate = next(candidates, None)
         if candidate is None:
             break
-        if SURFACES[failed.surface].decode_only and not suite.is_decode(candidate):
+        if SURFACES[failed.surface].decode_only and not candidate.decode:
             continue
         judged = work(Case(failed.provider, failed.surface, candidate.name, candidate.bucket.name))
         still = tuple(r for r in judged if r.check == failed.check and r.verdict.status == "rejected")

@@ -74,7 +74,7 @@ def plan(
         for surface in SURFACES.values()
         if surface.name in wanted_surfaces
         for scenario in chosen
-        if is_decode(scenario) or not surface.decode_only
+        if scenario.decode or not surface.decode_only
     )
     if not cases:
         raise ConfigError(
@@ -82,11 +82,6 @@ def plan(
             f"try --scenario 'decode-*'"
         )
     return cases
-
-
-def is_decode(scenario: Scenario) -> bool:
-    """Whether the scenario's batch has mode `decode`: exactly one token in every sequence slot."""
-    return scenario.bucket.tokens == scenario.bucket.seqs and all(r.q_len == 1 for r in scenario.padded)
 
 
 def _check_provider(name: str) -> None:

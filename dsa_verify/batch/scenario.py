@@ -32,6 +32,11 @@ class Bucket:
     shape: str = "mini"
 
     @property
+    def decode(self) -> bool:
+        """Whether every sequence slot carries exactly one token."""
+        return self.tokens == self.seqs
+
+    @property
     def model(self) -> ModelShape:
         return shape_named(self.shape)
 
@@ -65,8 +70,8 @@ class Scenario:
 
     @property
     def decode(self) -> bool:
-        """Whether every sequence slot carries exactly one token, as the decode surface demands."""
-        return len(self.requests) == self.bucket.tokens and all(r.q_len == 1 for r in self.requests)
+        """Whether its batch has mode `decode`: exactly one token in every sequence slot, padding included."""
+        return self.bucket.decode and all(r.q_len == 1 for r in self.requests)
 
     @cached_property
     def padded(self) -> tuple[Request, ...]:
@@ -77,8 +82,7 @@ class Scenario:
                 f"scenario {self.name}: {len(self.requests)} requests, but bucket {self.bucket.name} "
                 f"has {self.bucket.seqs} sequence slots"
             )
-        decode = self.bucket.tokens == self.bucket.seqs
-        return self.requests + (DECODE_PADDING if decode else PADDING,) * missing
+        return self.requests + (DECODE_PADDING if self.bucket.decode else PADDING,) * missing
 
     def build(self) -> Batch:
         """Make the batch. Raises `BatchError` when the recipe does not fit its bucket."""
