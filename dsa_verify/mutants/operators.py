@@ -97,7 +97,7 @@ def _is_static(node: ast.Subscript) -> bool:
     """A length of an axis, or an entry of a table of names: what a wrong index of these does is raise."""
     if isinstance(node.value, ast.Name):
         return node.value.id.isupper()
-    return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    return _is_length(node)
 
 
 def _moved(item: ast.expr) -> ast.expr | None:
@@ -176,10 +176,15 @@ def swap_extreme(node: ast.AST) -> Iterator[ast.AST]:
         yield args[0]
 
 
+def _is_length(node: ast.AST) -> bool:
+    """The length of an axis, which what it holds divides exactly."""
+    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+
+
 def round_up(node: ast.AST) -> Iterator[ast.AST]:
     """Division that rounds up instead of down, and back."""
     name, args = _called(node)
-    if _binary(node, ast.FloorDiv) and not isinstance(node.left, ast.UnaryOp):
+    if _binary(node, ast.FloorDiv) and not isinstance(node.left, ast.UnaryOp) and not _is_length(node.left):
         yield _parse("(a + b - 1) // b", a=node.left, b=node.right)
     elif name == "div":
         yield _parse("(a + b - 1) // b", a=args[0], b=args[1])

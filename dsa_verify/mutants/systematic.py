@@ -133,7 +133,10 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Children without what no run evaluates: arguments, annotations, docstrings."""
+    """Children without what no run evaluates: arguments, annotations, docstrings, the alignment that is promised."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "multiple_of":
+        yield node.args[0]
+        return
     for name, value in ast.iter_fields(node):
         if name in ("args", "returns", "annotation") and not isinstance(value, list):
             continue
@@ -153,7 +156,8 @@ _SILENT_KEYWORDS = {
     "scratch_shapes": "more scratch memory than is used changes nothing, less is refused by the bounds check",
 }
 _SILENT_FUNCTIONS = {
-    "_pages_per_step": "validation, and the choice of a tile size: speed, not results",
+    "_query_block": "validation, and the choice of a tile size: speed, not results",
+    "_pages_per_step": "likewise",
     "scratch": "shapes of scratch memory",
 }
 

@@ -70,7 +70,7 @@ def write_rows(rows: jax.Array, cache: jax.Array, out_cache_loc: jax.Array) -> j
 def _runs(out_cache_loc: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Runs of consecutive tokens in one tile: first token, slot, length, each i32[tokens]; and their number [1]."""
     tokens = out_cache_loc.shape[0]
-    tile = jnp.where(out_cache_loc >= 0, out_cache_loc // TILE, -1)
+    tile = out_cache_loc // TILE  # rounds down, so that -1 stays -1
     opens = (tile >= 0) & (tile != jnp.concatenate([jnp.full((1,), -1, tile.dtype), tile[:-1]]))
     run = jnp.cumsum(opens) - 1
     (first,) = jnp.nonzero(opens, size=tokens, fill_value=0)

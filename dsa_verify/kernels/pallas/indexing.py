@@ -92,11 +92,9 @@ def prepare(
             f"{surface}: index_q is {queries.dtype} and index_cache {cache.dtype}, expected both float32 or both "
             f"bfloat16; cast index_q, the cache is too large to copy."
         )
-    if query_block < 1:
-        raise ContractError(f"{surface}: query_block is {query_block}, expected at least 1.")
     heads = align(axes["index_n_heads"], 32 // cache.dtype.itemsize)
     tiling = Tiling(
-        query_block=min(align(query_block, TILE), align(tokens, TILE)),
+        query_block=_query_block(surface, tokens, query_block),
         heads=heads,
         page_size=axes["page_size"],
         pages_per_step=_pages_per_step(surface, axes["page_size"], pages_per_step),
@@ -108,6 +106,12 @@ def prepare(
         cache,
         tiling,
     )
+
+
+def _query_block(surface: str, tokens: int, given: int) -> int:
+    if given < 1:
+        raise ContractError(f"{surface}: query_block is {given}, expected at least 1.")
+    return min(align(given, TILE), align(tokens, TILE))
 
 
 def _pages_per_step(surface: str, page_size: int, given: int | None) -> int:
@@ -242,9 +246,9 @@ class Scorer:
         first_row = jnp.maximum(start - block.row, 0)
         end_row = jnp.minimum(end - block.row, tiling.query_block)
         shift, first_page = block.row + kv_len - end, step * tiling.pages_per_step
+        # None are left beyond the last step, and a padding sequence has none; one without rows here has, but no reader.
         causal = pl.cdiv(shift + end_row, tiling.page_size) - first_page
-        live = (step < block.steps) & (first_row < end_row) & (kv_len > 0)
-        pages = jnp.where(live, jnp.clip(causal, 0, tiling.pages_per_step), 0)
+        pages = jnp.where(first_row < end_row, jnp.clip(causal, 0, tiling.pages_per_step), 0)
         return Item(seq, first_page, pages, first_row, end_row, shift)
 
     def _start(self, item: Item, buffer: Any) -> None:
