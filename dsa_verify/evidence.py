@@ -11,6 +11,13 @@ from dsa_verify.batch.variants import Variant
 
 Status = Literal["accepted", "rejected", "not verified"]
 
+SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
+
+
+def unit_roundoff(dtype: object) -> float:
+    """Largest relative error of rounding to nearest in a float dtype."""
+    return 2.0 ** -SIGNIFICANT_BITS[str(dtype)]
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -68,6 +75,7 @@ class Selection:
     best: i32[tokens, budget], the exact answer, lowest candidate first among equals, -1 at the tail.
     terms: products summed into one score.
     exact: the inputs are such that every dtype computes the scores without rounding.
+    error: f64 like value: how far scores may be off because what they come from is computed too; 0 if it is given.
     """
 
     value: np.ndarray
@@ -75,6 +83,21 @@ class Selection:
     best: np.ndarray
     terms: int
     exact: bool = False
+    error: np.ndarray | float = 0.0
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The index keys of the new tokens, and what errors of them are relative to.
+
+    value: f64[tokens, index_head_dim], rotated; padding tokens have zeros.
+    rounding, arithmetic: f64 like value: a key may be off by the unit roundoff of its dtype times the one and that of
+      float32 times the other.
+    """
+
+    value: np.ndarray
+    rounding: np.ndarray
+    arithmetic: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -84,6 +107,7 @@ class Expected:
     attention: Attention | None = None
     selection: Selection | None = None
     cache_kv: np.ndarray | None = None
+    keys: Keys | None = None
 
 
 class Finding(Protocol):

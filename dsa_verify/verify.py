@@ -105,12 +105,12 @@ def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
     if variant.surface is not None and kernel.promise.finite_memory:
         batches = [repoisoned(batch, finite=True, seed=0) for batch in batches]
     runs: list[Run] = []
-    cache = batches[0].cache_kv
+    pools: dict[str, np.ndarray] = {}
     try:
         reference = None if variant.reference is None else execute(surface, kernel, variant.reference)
         for batch in batches:
-            runs.append(execute(surface, kernel, batch, cache_kv=cache))
-            cache = (runs[-1].outputs or {}).get("cache_kv", cache)
+            runs.append(execute(surface, kernel, batch, pools=pools))
+            pools = {name: (runs[-1].outputs or {}).get(name, pool) for name, pool in _pools(surface, batch, pools)}
     except ProviderError as error:
         return Rerun(variant, problem=str(error))
     exact = () if variant.reference is None else (batches[0], variant.reference)
@@ -132,22 +132,21 @@ def execute(
     kernel: Kernel,
     batch: Batch,
     dma: Literal["on_wait", "eager"] = "on_wait",
-    cache_kv: np.ndarray | None = None,
+    pools: Mapping[str, np.ndarray] | None = None,
 ) -> Run:
-    """Call a kernel on the arrays that its surface's contract names; on another latent cache than the batch's if given.
+    """Call a kernel on the arrays that its surface's contract names; on other `pools` than the batch's where given.
 
     Raises `ContractError` when the batch breaks the contract, `ProviderError` when the kernel raises or returns
     something other than the contract's outputs.
     """
     from dsa_verify import runtime
 
-    arrays = {name: getattr(batch, name) for name in surface.arrays}
-    if cache_kv is not None and "cache_kv" in arrays:
-        arrays["cache_kv"] = cache_kv
+    arrays = {name: batch.operand(name, name in surface.pools) for name in surface.arrays}
+    arrays.update(_pools(surface, batch, pools or {}))
     statics = {name: getattr(batch, name) for name in surface.statics}
     axes = check_call(surface, arrays, statics)
     try:
-        seen = runtime.run(kernel.fn, arrays, statics, dma=dma, donate=surface.donated)
+        seen = runtime.run(kernel.fn, arrays, statics, dma=dma, donate=surface.pools)
     except (NotSimulated, RuntimeUnsupported):
         raise
     except Exception as error:
@@ -155,6 +154,11 @@ def execute(
     if seen.outputs is None:
         return Run(None, seen.findings)
     return Run(_named(surface, seen.outputs, {**axes, **_batch_axes(batch)}), seen.findings)
+
+
+def _pools(surface: Surface, batch: Batch, left: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    """The pools that a surface writes: as an earlier step left them, or as the batch has them."""
+    return [(name, left.get(name, batch.operand(name, writes=True))) for name in surface.pools]
 
 
 def _batch_axes(batch: Batch) -> dict[str, int]:

@@ -6,8 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
+from dsa_verify.batch.indexer import IndexerWeights
 from dsa_verify.batch.requests import RESERVED_PAGE, page_count
 from dsa_verify.errors import BatchError
+from dsa_verify.shapes import IndexerConvention
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +21,8 @@ class Batch:
 
     `cache_kv` rows are `[c_kv | pad | k_pe | pad]`, pads zero, as they stood BEFORE the step: slots of new
     tokens still hold poison. `index_cache` holds the keys of the new tokens already, as the indexer's
-    kernels find it. `topk_pages` is the selection handed to the sparse attention surfaces: sequence-local
-    page ids in no order, -1 fills the tail.
+    kernels find it; `operand` gives what a surface finds that writes them. `topk_pages` is the selection handed
+    to the sparse attention surfaces: sequence-local page ids in no order, -1 fills the tail.
     """
 
     page_size: int
@@ -40,6 +42,10 @@ class Batch:
     index_q: np.ndarray  # [tokens, index_n_heads, index_head_dim]
     index_weights: np.ndarray  # f32[tokens, index_n_heads]
     index_cache: np.ndarray  # [pages, page_size, index_head_dim]
+    hidden: np.ndarray  # [tokens, hidden_size], what enters the layer after its norm
+    q_lora: np.ndarray  # [tokens, q_lora_rank], the query latent after its norm
+    indexer: IndexerWeights
+    convention: IndexerConvention
     exact_scores: bool = False
     """Index scores are small integers, which no dtype rounds; their ties are judged exactly."""
 
@@ -49,6 +55,20 @@ class Batch:
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
+
+    def operand(self, name: str, writes: bool = False) -> np.ndarray:
+        """An input of a surface by its name in the contract; a pool that the surface `writes` as it was before.
+
+        Slots of new tokens hold then what page 0 holds, which nobody owns: poison.
+        """
+        if name in vars(self.indexer):
+            return getattr(self.indexer, name)
+        value = getattr(self, name)
+        if not (writes and name == "index_cache"):
+            return value
+        pool = value.copy()
+        pool.reshape(-1, pool.shape[-1])[self.out_cache_loc[self.real]] = pool[RESERVED_PAGE, 0]
+        return pool
 
     @property
     def tokens(self) -> int:
@@ -136,6 +156,8 @@ def _shape_problems(b: Batch):
         "new_k_pe": (tokens, b.q_pe.shape[-1]),
         "index_weights": (tokens, b.index_q.shape[1]),
         "index_cache": (pages, page_size, b.index_q.shape[-1]),
+        "hidden": (tokens, b.indexer.wk.shape[1]),
+        "q_lora": (tokens, b.indexer.wq_b.shape[1]),
     }
     for name, shape in expected.items():
         found = getattr(b, name).shape

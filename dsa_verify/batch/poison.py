@@ -49,7 +49,7 @@ def repoisoned(batch: Batch, *, finite: bool, seed: int = 1) -> Batch:
     unwritten = ~batch.owned
     unwritten[batch.out_cache_loc[batch.real]] = True
     padding = ~batch.real
-    tokens = ("ql_nope", "q_pe", "new_c_kv", "new_k_pe", "index_q", "index_weights")
+    tokens = ("ql_nope", "q_pe", "new_c_kv", "new_k_pe", "index_q", "index_weights", "hidden", "q_lora")
     pool = batch.cache_kv.shape[0]
     return batch.replace(
         cache_kv=fill(batch.cache_kv, unwritten, 0),
@@ -81,7 +81,7 @@ def neighbours_changed(batch: Batch, keep: np.ndarray) -> Batch:
     width = batch.ql_nope.shape[-1]
     cache = batch.cache_kv.copy()
     cache[..., :width] = negate(batch.cache_kv[..., :width], change)
-    tokens = ("ql_nope", "new_c_kv", "index_q")
+    tokens = ("ql_nope", "new_c_kv", "index_q", "hidden", "q_lora")
     return batch.replace(
         cache_kv=cache,
         index_cache=negate(batch.index_cache, change),

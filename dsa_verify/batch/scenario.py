@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from dsa_verify.batch.batch import Batch, slots_of
+from dsa_verify.batch.indexer import hidden_states, indexer_weights
 from dsa_verify.batch.poison import poison_rows, poison_table
 from dsa_verify.batch.requests import DECODE_PADDING, PADDING, Request, allocate, page_count, page_order
 from dsa_verify.batch.values import SELECT, TABLE, Content, Queries, Signal, stream
@@ -125,6 +126,8 @@ class _Builder:
             out_cache_loc=locs,
             topk_pages=self._selection(positions),
             exact_scores=self.scenario.values.exact_scores,
+            indexer=indexer_weights(self.model, self.dtype, self.seed),
+            convention=self.model.indexer,
             **caches,
             **self._tokens(),
         )
@@ -190,6 +193,8 @@ class _Builder:
             "index_weights": (m.index_n_heads,),
             "new_c_kv": (m.kv_lora_rank,),
             "new_k_pe": (m.qk_rope_head_dim,),
+            "hidden": (m.hidden_size,),
+            "q_lora": (m.q_lora_rank,),
         }
         made = {
             name: np.full((n, *dim), np.nan, np.float32 if name == "index_weights" else self.dtype)
@@ -203,6 +208,8 @@ class _Builder:
             queries = self.scenario.values.queries(m, self.seed, seq, positions)
             for name in ("ql_nope", "q_pe", "index_q", "index_weights"):
                 made[name][rows] = getattr(queries, name).astype(made[name].dtype)
+            for name, value in hidden_states(m, self.seed, seq, positions).items():
+                made[name][rows] = value.astype(self.dtype)
             made["new_c_kv"][rows] = self.content[seq].c_kv[request.history :].astype(self.dtype)
             made["new_k_pe"][rows] = self.content[seq].k_pe[request.history :].astype(self.dtype)
         return made

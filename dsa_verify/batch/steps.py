@@ -83,7 +83,7 @@ def _step(batch: Batch, parts: Sequence[Part | None], done: np.ndarray) -> Step:
         page_table=poison_table(table, lens, batch.page_size, unused, SEED),
         cache_kv=_written(batch, done),
         index_cache=keys.reshape(batch.index_cache.shape),
-        **{name: gathered(name) for name in (*by_token, "index_q", "index_weights")},
+        **{name: gathered(name) for name in (*by_token, "index_q", "index_weights", "hidden", "q_lora")},
     )
     return Step(variant, tokens)
 

@@ -10,20 +10,21 @@ from dsa_verify.batch.soak import is_soak, soak_scenario
 from dsa_verify.batch.values import Document, Signal, Ties
 
 # Static shapes, few on purpose: every scenario is padded to one of these, as an engine pads its steps.
-# index_topk is not a multiple of the page in half of them, so that ceil() is exercised.
+# index_topk is not a multiple of the page in half of them, so that ceil() is exercised; half of them rotate the
+# indexer's heads as GLM does, half as DeepSeek.
 _EXTEND = [
     Bucket("p16-f32", 16, "float32", 16, 5, 14, 64, 64),
-    Bucket("p64-bf16", 64, "bfloat16", 16, 5, 10, 48, 180),
+    Bucket("p64-bf16", 64, "bfloat16", 16, 5, 10, 48, 180, "mini-half-split"),
     Bucket("p128-bf16", 128, "bfloat16", 16, 5, 7, 30, 256),
-    Bucket("p16-bf16", 16, "bfloat16", 16, 5, 14, 64, 60),
+    Bucket("p16-bf16", 16, "bfloat16", 16, 5, 14, 64, 60, "mini-half-split"),
     Bucket("p64-f32", 64, "float32", 16, 5, 10, 48, 192),
-    Bucket("p128-f32", 128, "float32", 16, 5, 7, 30, 250),
+    Bucket("p128-f32", 128, "float32", 16, 5, 7, 30, 250, "mini-half-split"),
 ]
 _DECODE = [
     Bucket("d16-bf16", 16, "bfloat16", 8, 8, 14, 96, 60),
-    Bucket("d64-f32", 64, "float32", 8, 8, 10, 72, 192),
-    Bucket("d128-bf16", 128, "bfloat16", 8, 8, 7, 56, 250),
-    Bucket("d16-f32", 16, "float32", 8, 8, 14, 96, 64),
+    Bucket("d64-f32", 64, "float32", 8, 8, 10, 72, 192, "mini-half-split"),
+    Bucket("d128-bf16", 128, "bfloat16", 8, 8, 7, 56, 250, "mini-half-split"),
+    Bucket("d16-f32", 16, "float32", 8, 8, 14, 96, 64, "mini-half-split"),
     Bucket("d64-bf16", 64, "bfloat16", 8, 8, 10, 72, 180),
     Bucket("d128-f32", 128, "float32", 8, 8, 7, 56, 256),
 ]

@@ -20,6 +20,7 @@ SIGNATURE = 0.6
 
 # One independent random stream per array and sequence: SeedSequence([seed, stream, sequence, ...]).
 LATENT, ROTARY, KEY, QUERY, QUERY_PE, INDEX_QUERY, WEIGHT, SELECT, TABLE, POISON, PAGE_MARK, REQUEST_MARK = range(12)
+HIDDEN, Q_LORA, LOUDNESS, LAYER = range(12, 16)
 
 
 def stream(seed: int, *path: int) -> np.random.Generator:

@@ -5,11 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.bits import differing_rows
-from dsa_verify.checks.tolerance import attention_budget, score_band
+from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
 from dsa_verify.evidence import Evidence, Promise, Rerun, Run, Selection, Verdict
+
+NOT_BY_TOKEN = ("cache_kv", "index_cache", "topk_scores")
+"""Outputs that no row for each token is compared of: pools have slots, and a score goes with the choice it is told of,
+which near-ties exchange; the `selection` check judges it."""
 
 
 class Rows(NamedTuple):
@@ -30,7 +33,8 @@ class Difference(NamedTuple):
 def same(evidence: Evidence, rerun: Rerun, when: str, *, exact: bool) -> Verdict:
     """Whether the variant's results are the base's: in every bit if `exact`, else within the sum of both budgets.
 
-    The cache is compared bit for bit in any case. `when` says in a rejection what the variant changed.
+    The cache is compared bit for bit in any case, but for index keys that the surface computes. `when` says in a
+    rejection what the variant changed.
     """
     if rerun.absent:
         return Verdict.not_verified(rerun.absent)
@@ -58,9 +62,10 @@ def same(evidence: Evidence, rerun: Rerun, when: str, *, exact: bool) -> Verdict
             reason = f"{when}, {name} of {place} changes: {found.told}; {describe.spread(evidence.batch, bad)}"
             return Verdict.rejected(reason, float(found.share.max()))
         shares += [] if exact else [float(found.share.max())]
-    moved = _cache(evidence.batch, base.outputs, rerun)
-    if moved is not None:
-        return Verdict.rejected(f"{when}, the cache's row at {describe.slot(evidence.batch, moved)} changes")
+    for name in ("cache_kv", "index_cache"):
+        moved = _cache(evidence, name, base.outputs, rerun)
+        if moved is not None:
+            return Verdict.rejected(f"{when}, the cache's row at {describe.slot(evidence.batch, moved)} changes")
     return Verdict.accepted(max(shares, default=None))
 
 
@@ -84,7 +89,7 @@ def _compared(base: Mapping[str, np.ndarray], rerun: Rerun) -> Iterator[tuple[st
     kept = np.concatenate(tokens)
     for name, value in base.items():
         parts = [run.outputs.get(name) for run in rerun.runs if run.outputs is not None]
-        if name == "cache_kv" or value is None or any(part is None for part in parts):
+        if name in NOT_BY_TOKEN or value is None or any(part is None for part in parts):
             continue
         got = np.concatenate([part for part in parts if part is not None])
         yield name, Rows(got[kept >= 0], value[kept[kept >= 0]], kept[kept >= 0])
@@ -152,21 +157,32 @@ def _swap(scores: Selection, token: int, got: np.ndarray, wanted: np.ndarray, pr
     came, went = np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)
     if len(came) != len(went) or (came < 0).any() or (went < 0).any():
         return float("inf")
-    value, band = scores.value[token], score_band(scores.magnitude[token], scores.terms, promise)
+    value, band = scores.value[token], score_band(scores, promise)[token]
     apart = np.abs(value[came][:, None] - value[went])
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.where(apart == 0.0, 0.0, apart / (band[came][:, None] + band[went])).max())
 
 
-def _cache(batch: Batch, base: Mapping[str, np.ndarray], rerun: Rerun) -> int | None:
-    """The first slot of the base whose row the variant left different."""
+def _cache(evidence: Evidence, name: str, base: Mapping[str, np.ndarray], rerun: Rerun) -> int | None:
+    """The first slot of the base whose row in a pool the variant left different."""
     left = rerun.runs[-1].outputs
-    if left is None or "cache_kv" not in base or "cache_kv" not in left:
-        return None
-    width = batch.cache_kv.shape[-1]
     here = rerun.variant.slots >= 0
-    if not here.any():
+    if left is None or name not in base or name not in left or not here.any():
         return None
     there = rerun.variant.slots[here]
-    differ = differing_rows(left["cache_kv"].reshape(-1, width)[here], base["cache_kv"].reshape(-1, width)[there])
+    got, wanted = (pool.reshape(len(here), -1) for pool in (left[name], base[name]))
+    differ = differing_rows(got[here], wanted[there])
+    if name == "index_cache":
+        differ &= ~_near(evidence, got[here], wanted[there], there)
     return int(there[differ].min()) if differ.any() else None
+
+
+def _near(evidence: Evidence, got: np.ndarray, wanted: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """bool[slots]: which rows are keys that were computed in this step, and within twice their budget of each other."""
+    keys, batch = evidence.expected.keys, evidence.batch
+    assert keys is not None
+    token = np.full(batch.owned.size, -1)
+    token[batch.out_cache_loc[batch.real]] = np.flatnonzero(batch.real)
+    allowed = 2 * key_budget(keys, wanted.dtype)[token[slots]]
+    apart = np.abs(got.astype(np.float64) - wanted.astype(np.float64))
+    return (token[slots] >= 0) & (apart <= allowed).all(axis=1)

@@ -171,7 +171,7 @@ _DECODE = "sparse_mla_decode"
 _SPARSE = ("sparse_mla_prefill", "sparse_mla_prefill_qblock")
 _ATTEND = ("dense_mla", _DECODE, *_SPARSE)
 _SELECT = ("index_topk", "index_page_topk")
-_EVERY = (*_SELECT, *_ATTEND, "cache_write")
+_EVERY = (*_SELECT, *_ATTEND, "cache_write", "indexer")
 _CHUNKS = tuple(surface for surface in _EVERY if surface != _DECODE)
 
 # Requests of unequal length, some without new tokens, decodes beside chunks, and a decode batch without room.

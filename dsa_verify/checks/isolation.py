@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict.rejected("the kernel failed in dirty memory; see the races check for its message")
     batch = evidence.batch
     for name, value in base.items():
-        if name == "cache_kv" or value is None:
+        if name in ("cache_kv", "index_cache") or value is None:
             continue
         problem = _unclean_padding(name, value, ~batch.real)
         if problem is not None:
@@ -37,7 +37,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _unclean_padding(name: str, value: np.ndarray, padding: np.ndarray) -> tuple[int, str] | None:
-    clean = {"out": 0.0, "lse": -np.inf}.get(name, -1)
+    clean = {"out": 0.0, "lse": -np.inf, "topk_scores": -np.inf}.get(name, -1)
     rows = value.reshape(len(value), -1)
     bad = padding & ~(rows == np.asarray(clean, rows.dtype)).all(axis=1)
     if not bad.any():

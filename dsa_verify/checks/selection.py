@@ -1,5 +1,7 @@
 """Selection: the chosen set is the best one, distinct, causal and without holes; only near-ties may swap."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
@@ -13,15 +15,16 @@ def judge(evidence: Evidence) -> Verdict:
 
     What it demands: exactly min(budget, candidates) distinct causal choices, then -1; no unchosen candidate better
     than a chosen one by more than the rounding band of both scores; where scores are exact, the lowest
-    candidates among equals. An approximate provider is held to its stated recall instead of to every choice.
+    candidates among equals; scores that come with the choices, within their band. An approximate provider is held to
+    its stated recall instead of to every choice.
     Why it matters: a wrong token attended to, or a right one left out, is invisible in short evaluations.
     How it could be fooled: by rows with no more candidates than the budget; scenarios state that they have more.
     """
-    if evidence.base.outputs is None:
+    outputs, exact, batch = evidence.base.outputs, evidence.expected.selection, evidence.batch
+    if outputs is None:
         return Verdict.rejected("the kernel failed and returned nothing; see the races check for its message")
-    ((_, chosen),) = evidence.base.outputs.items()
-    exact, batch = evidence.expected.selection, evidence.batch
     assert exact is not None
+    chosen = chosen_by(outputs)
     problem = _malformed(batch, chosen, exact)
     if problem:
         return Verdict.rejected(problem)
@@ -29,7 +32,16 @@ def judge(evidence: Evidence) -> Verdict:
         return _judge_recall(chosen, exact, evidence.promise)
     if exact.exact:
         return _judge_exactly(batch, chosen, exact, evidence.promise)
-    return _judge_within_band(batch, chosen, exact, evidence.promise)
+    verdict = _judge_within_band(batch, chosen, exact, evidence.promise)
+    told = outputs.get("topk_scores")
+    if told is None or verdict.status == "rejected":
+        return verdict
+    return _judge_scores(batch, chosen, told, exact, evidence.promise)
+
+
+def chosen_by(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The positions or pages among the outputs of a surface that selects."""
+    return next(outputs[name] for name in ("topk_indices", "topk_pages") if name in outputs)
 
 
 def _malformed(batch: Batch, chosen: np.ndarray, exact: Selection) -> str | None:
@@ -62,8 +74,11 @@ def _masks(chosen: np.ndarray, exact: Selection) -> tuple[np.ndarray, np.ndarray
 
 
 def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise) -> Verdict:
-    band = score_band(exact.magnitude, exact.terms, promise)
+    band = score_band(exact, promise)
     mine, others = _masks(chosen, exact)
+    problem = _disordered_zeros(batch, mine, exact) if promise.lowest_tie else None
+    if problem:
+        return Verdict.rejected(problem, float("inf"))
     kept = np.where(mine, exact.value, np.inf)
     left = np.where(others, exact.value, -np.inf)
     worst, best = kept.argmin(axis=1), left.argmax(axis=1)
@@ -72,7 +87,7 @@ def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise)
         return Verdict.accepted(0.0)
     gap = left[rows, best[rows]] - kept[rows, worst[rows]]
     allowed = band[rows, best[rows]] + band[rows, worst[rows]]
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(gap <= 0.0, 0.0, gap / allowed)
     at = int(share.argmax())
     if share[at] <= 1.0:
@@ -83,6 +98,41 @@ def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise)
         f"{best[row]} (score {left[row, best[row]]:.6g}): {share[at]:.3g} times the rounding band apart; "
         f"{describe.spread(batch, rows[share > 1.0])}",
         float(share[at]),
+    )
+
+
+def _disordered_zeros(batch: Batch, mine: np.ndarray, exact: Selection) -> str | None:
+    """Scores without a single product that is not zero are 0 in every dtype: the lowest of them come first."""
+    zero = (exact.magnitude == 0.0) & (exact.value > -np.inf)
+    due = zero & (np.cumsum(zero, axis=1) <= (mine & zero).sum(axis=1, keepdims=True))
+    rows = np.flatnonzero((due & ~mine).any(axis=1))
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    extra, missed = np.flatnonzero(mine[row] & zero[row] & ~due[row]), np.flatnonzero(due[row] & ~mine[row])
+    return (
+        f"{describe.token(batch, row)} keeps {extra.tolist()} where {missed.tolist()} are due: the scores of both are "
+        f"exactly 0, and ties go to the lowest position; {describe.spread(batch, rows)}"
+    )
+
+
+def _judge_scores(batch: Batch, chosen: np.ndarray, told: np.ndarray, exact: Selection, promise: Promise) -> Verdict:
+    """The score that a kernel tells of each choice; -inf where there is none."""
+    none, at = chosen < 0, np.maximum(chosen, 0)
+    due = np.where(none, -np.inf, np.take_along_axis(exact.value, at, axis=1))
+    allowed = np.take_along_axis(score_band(exact, promise), at, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(told == due, 0.0, np.abs(told - due) / np.where(none, 0.0, allowed))
+    share[np.isnan(share)] = np.inf
+    worst = float(share.max(initial=0.0))
+    if worst <= 1.0:
+        return Verdict.accepted(worst)
+    row, column = np.unravel_index(int(share.argmax()), share.shape)
+    return Verdict.rejected(
+        f"{describe.token(batch, int(row))} gives candidate {chosen[row, column]} the score {told[row, column]:.6g}, "
+        f"oracle {due[row, column]:.6g}: {worst:.3g} times the rounding band apart; "
+        f"{describe.spread(batch, np.flatnonzero((share > 1.0).any(axis=1)))}",
+        worst,
     )
 
 

@@ -37,17 +37,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsa_verify.evidence import Attention, Promise
+from dsa_verify.evidence import Attention, Keys, Promise, Selection, unit_roundoff
 
-SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
 U32 = 2.0**-24
 MARGIN = 1.5
 """Room above first-order worst cases; see the derivation. vLLM's derived ROCm tolerances use the same factor."""
-
-
-def unit_roundoff(dtype: object) -> float:
-    """Largest relative error of rounding to nearest in a float dtype."""
-    return 2.0 ** -SIGNIFICANT_BITS[str(dtype)]
 
 
 @dataclass(frozen=True)
@@ -90,13 +84,18 @@ def attention_budget(exact: Attention, dtype: object, width: int, promise: Promi
     return AttentionBudget(MARGIN * element, gain, MARGIN * lse, float(batch_gain))
 
 
-def score_band(magnitude: np.ndarray, terms: int, promise: Promise) -> np.ndarray:
-    """How far a computed index score may be from the exact one, f64 like `magnitude`.
+def score_band(scores: Selection, promise: Promise) -> np.ndarray:
+    """How far a computed index score may be from the exact one, f64[tokens, candidates].
 
     sqrt(terms) * u32 * sum |w_h q_hd k_d| for float32 accumulation (step 2 above); plus u(score dtype) of the same sum
-    where a provider rounds its scores.
+    where a provider rounds its scores; plus what the errors of computed queries, keys and weights make of it.
     """
-    u = np.sqrt(terms) * U32
+    u = np.sqrt(scores.terms) * U32
     if promise.score_dtype is not None:
         u += unit_roundoff(promise.score_dtype)
-    return u * magnitude
+    return u * scores.magnitude + MARGIN * scores.error
+
+
+def key_budget(keys: Keys, dtype: object) -> np.ndarray:
+    """How far a written index key may be from the exact one, f64[tokens, index_head_dim]; see `oracle/indexer.py`."""
+    return MARGIN * (unit_roundoff(dtype) * keys.rounding + U32 * keys.arithmetic)

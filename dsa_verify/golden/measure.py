@@ -8,7 +8,9 @@ import numpy as np
 
 from dsa_verify.batch import Scenario
 from dsa_verify.checks import CHECKS, checks_for
+from dsa_verify.checks.cache import key_shares
 from dsa_verify.checks.parity import shares_of
+from dsa_verify.checks.selection import chosen_by
 from dsa_verify.errors import NotSimulated, ProviderError
 from dsa_verify.evidence import Evidence, Promise, Result, Verdict
 from dsa_verify.golden.fingerprint import number
@@ -52,7 +54,7 @@ def _entry(evidence: Evidence) -> dict[str, object]:
 
 def _shares(evidence: Evidence) -> dict[str, float]:
     """Errors in units of their budgets: the worst element, row gain and lse, and the root mean square of all elements;
-    for a selection the worst near-tie, and the part of the oracle's choices that were missed.
+    for a selection the worst near-tie, and the part of the oracle's choices that were missed; the worst computed key.
 
     How far the batch as a whole is stretched is not among them: it is one signed average about zero, so that it is no
     larger for being three times what it was. The parity check judges it.
@@ -61,12 +63,15 @@ def _shares(evidence: Evidence) -> dict[str, float]:
     if outputs is None:
         return {}
     if expected.selection is not None:
-        (chosen,) = outputs.values()
+        chosen = chosen_by(outputs)
         best = expected.selection.best
         kept = sum(len({*a} & {*b} - {-1}) for a, b in zip(chosen.tolist(), best.tolist(), strict=True))
         due = int((best >= 0).sum())
         found = {"missed": 1.0 - kept / due if due else 0.0}
         found["score"] = CHECKS["selection"].judge(evidence).share or 0.0
+        if expected.keys is not None:
+            pool = outputs["index_cache"].reshape(-1, batch.index_cache.shape[-1])
+            found["key"] = float(key_shares(batch, pool, expected.keys).max())
     elif expected.attention is not None and batch.real.any():
         shares, _, _ = shares_of(batch, outputs, expected.attention, evidence.promise)
         found = {name: float(share.max()) for name, share in shares.items()}

@@ -4,7 +4,7 @@
     inputs      dtype, shape and SHA-256 of every array that the surface takes
     selection   surfaces that select: each token's row of candidates, see `canonical`
     margin      how far the last candidate kept is from the first left out, see `margin`; not compared
-    outputs     surfaces that attend: fingerprints of the output and lse, see `fingerprint`
+    outputs     surfaces that compute rows: fingerprints of output and lse, or of new index keys, see `fingerprint`
     cache_kv    surfaces that write: digest of the pool after the step, and of each page that it wrote
     budget      sums of the error budgets, so that no tolerance is loosened unseen
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
-from dsa_verify.checks.tolerance import attention_budget, score_band
+from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
 from dsa_verify.evidence import Attention, Expected, Promise, Selection
 from dsa_verify.golden.canonical import SCHEMA, gaps
 from dsa_verify.golden.fingerprint import fingerprint, number
@@ -43,16 +43,20 @@ def describe(surface: Surface, scenario: Scenario, batch: Batch, expected: Expec
         "surface": surface.name,
         "scenario": scenario.name,
         "recipe": recipe(scenario),
-        "inputs": {name: digest(getattr(batch, name)) for name in surface.arrays},
+        "inputs": {name: digest(batch.operand(name, name in surface.pools)) for name in surface.arrays},
     }
     if expected.selection is not None:
         chosen = expected.selection
-        band = score_band(chosen.magnitude, chosen.terms, Promise())[chosen.value > -np.inf]
+        band = score_band(chosen, Promise())[chosen.value > -np.inf]
         record["selection"] = [gaps(row) for row in chosen.best.tolist()]
         record["margin"] = margin(chosen)
         record["budget"] = {"band": number(band.sum())}
     if expected.attention is not None:
         record |= _attention(surface, batch, expected.attention)
+    if expected.keys is not None:
+        single = key_budget(expected.keys, "float32")
+        record["outputs"] = {"index keys": fingerprint(expected.keys.value, single)}
+        record["budget"] |= {"keys": number(key_budget(expected.keys, batch.index_cache.dtype)[batch.real].sum())}
     if expected.cache_kv is not None and surface.writes:
         record["cache_kv"] = cache(batch, expected.cache_kv)
     return record

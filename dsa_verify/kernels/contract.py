@@ -26,6 +26,17 @@ _INDEX = {
     "index_weights": ("tokens", "index_n_heads"),
     "index_cache": ("pages", "page_size", "index_head_dim"),
 }
+_INDEXER = {
+    "hidden": ("tokens", "hidden_size"),
+    "q_lora": ("tokens", "q_lora_rank"),
+    "wq_b": ("index_heads_width", "q_lora_rank"),
+    "wk": ("index_head_dim", "hidden_size"),
+    "k_norm": ("index_head_dim",),
+    "k_norm_bias": ("index_head_dim",),
+    "weights_proj": ("index_n_heads", "hidden_size"),
+    "index_cache": _INDEX["index_cache"],
+}
+_POOLS = ("cache_kv", "index_cache")
 _INTEGERS = {"kv_lens", "cu_q_lens", "page_table", "topk_pages", "positions", "out_cache_loc"}
 
 
@@ -35,7 +46,7 @@ class Surface:
 
     `arrays` maps each input to its axes; axes of one name have one length. `statics` must be given and are
     compile-time constants. `outputs` names what comes back, in order; a provider may return None for an
-    `optional` one. `donated` inputs are overwritten in place on a device.
+    `optional` one. `pools` are inputs that come back with the new tokens' rows: overwritten in place on a device.
     """
 
     name: str
@@ -47,8 +58,8 @@ class Surface:
     decode_only: bool = False
 
     @property
-    def donated(self) -> tuple[str, ...]:
-        return ("cache_kv",) if "cache_kv" in self.outputs else ()
+    def pools(self) -> tuple[str, ...]:
+        return tuple(name for name in _POOLS if name in self.outputs)
 
     @property
     def selects(self) -> bool:
@@ -61,7 +72,7 @@ class Surface:
 
     @property
     def writes(self) -> bool:
-        return "cache_kv" in self.outputs
+        return bool(self.pools)
 
 
 _OUT = {"out": ("tokens", "heads", "kv_lora_rank")}
@@ -119,6 +130,18 @@ SURFACES: dict[str, Surface] = {
             {**_NEW, **_LATENT, "out_cache_loc": ("tokens",)},
             (),
             {**_LATENT},
+        ),
+        Surface(
+            "indexer",
+            "index keys of the new tokens are projected, normed, rotated and written, then scored as index_topk does",
+            {**_INDEXER, **_PLACES, **_KV_LENS, **_CU_Q_LENS, **_TABLE},
+            ("index_topk", "convention"),
+            {
+                "topk_indices": ("tokens", "index_topk"),
+                "topk_scores": ("tokens", "index_topk"),
+                "index_cache": _INDEX["index_cache"],
+            },
+            optional=("topk_scores",),
         ),
     )
 }
@@ -213,6 +236,12 @@ def check_call(surface: Surface, arrays: Mapping[str, Any], statics: Mapping[str
                 f"kv_lora_rank {axes['kv_lora_rank']} and qk_rope_head_dim {axes['qk_rope_head_dim']}, each "
                 f"padded to {LANES} lanes."
             )
+    heads_width = axes.get("index_n_heads", 0) * axes.get("index_head_dim", 0)
+    if axes.get("index_heads_width", heads_width) != heads_width:
+        raise ContractError(
+            f"{surface.name}: wq_b has {axes['index_heads_width']} rows, expected {heads_width}: one for each of "
+            f"{axes['index_head_dim']} dimensions of {axes['index_n_heads']} heads."
+        )
     if surface.decode_only and axes["tokens"] != axes["seqs"]:
         raise ContractError(
             f"{surface.name} takes one query a sequence, found {axes['tokens']} tokens for {axes['seqs']} sequences."

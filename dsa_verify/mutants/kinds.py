@@ -50,18 +50,12 @@ KINDS: dict[str, str] = {
 }
 """Short names by the number in the public bug log that the suite is built against."""
 
-_MODULE = "the surfaces take rotated, normalised vectors; needs a surface with the projections around the kernel"
 _BACKEND = "the surfaces are one layer without a neighbour; needs a surface of the backend, with full and shared layers"
 _ENGINE = "the surfaces are one step; needs an engine that schedules several, with a prefix cache"
 
 NOT_EXPRESSIBLE: dict[str, str] = {
-    "01": _MODULE,
-    "02": _MODULE,
-    "04": _MODULE,
-    "05": _MODULE,
     "18": _BACKEND,
     "19": _BACKEND,
-    "20": _BACKEND,
     "29": "no surface merges partial results; the running softmax of one kernel is covered under its own name",
     "34": "no surface has an fp8 cache; the contract takes float32 and bfloat16",
     "37": "every attention surface is absorbed; needs a module that can take either path",
@@ -74,6 +68,7 @@ NOT_EXPRESSIBLE: dict[str, str] = {
 """Kinds that no kernel-level surface can show, and why."""
 
 OTHER: dict[str, str] = {
+    "index scale": "index scores lack a scale",
     "written": "cache write loses columns",
     "softmax": "running softmax keeps an old maximum's weight",
     "own": "decode leaves out its own token",

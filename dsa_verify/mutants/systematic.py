@@ -29,6 +29,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "block_attention": ("sparse_mla_prefill_qblock", "dense_mla"),
     "flash": _ATTENTION,
     "layout": ("cache_write", "dense_mla", "sparse_mla_decode", "sparse_mla_prefill_qblock", "index_topk"),
+    "indexer": ("indexer",),
 }
 """Modules of the built-in kernels, and the surfaces whose scenarios may show a change in them, in order of trial."""
 

@@ -89,6 +89,13 @@ _DECODE = ("builtin", "sparse_mla_decode")
 _WRITE = ("builtin", "cache_write")
 _TOPK = ("builtin", "index_topk")
 _PAGES = ("builtin", "index_page_topk")
+_INDEXER = ("builtin", "indexer")
+_PLAIN_INDEXER = ("jnp", "indexer")
+
+_HADAMARD = """    sign = jnp.bitwise_count(jnp.arange(dim)[:, None] & jnp.arange(dim)) % 2
+    query = jnp.einsum("thd,de->the", query, (1.0 - 2.0 * sign) * dim**-0.5, precision="highest")
+    query, key = (_rotate(x, turn, convention)"""
+"""A Walsh-Hadamard rotation of the queries alone, in front of what follows it."""
 
 _MUTANTS = [
     Mutant(
@@ -433,6 +440,95 @@ _MUTANTS = [
            "several-unequal-p16-f32", "cache"),
     Mutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
            Wrong(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
+    Mutant(
+        "half-split-for-interleaved", "02", *_INDEXER,
+        Edit("indexer", 'if convention.rope == "interleaved":', "if False:"),
+        "single-extend-p16-f32", "cache",
+    ),
+    Mutant(
+        "interleaved-for-half-split", "01", *_INDEXER,
+        Edit("indexer", 'if convention.rope == "interleaved":', "if True:"),
+        "single-extend-p64-bf16", "cache",
+    ),
+    Mutant(
+        "queries-in-the-other-rotary-layout", "02", *_PLAIN_INDEXER,
+        Edit(
+            "projections",
+            "    query, key = (_rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))\n",
+            "    query = _rotate(query, turn, type(convention)('half_split')).astype(hidden.dtype)\n"
+            "    key = _rotate(key, turn, convention).astype(hidden.dtype)\n",
+        ),
+        "single-extend-p16-f32", "selection",
+    ),
+    Mutant(
+        "rotary-part-behind-the-rest", "02", *_PLAIN_INDEXER,
+        Edit("projections", "    rope = x[..., : convention.rope_dim]\n",
+             "    x = jnp.roll(x, convention.rope_dim, axis=-1)\n    rope = x[..., : convention.rope_dim]\n"),
+        "single-extend-p16-f32", "cache",
+    ),
+    Mutant(
+        "relu-missing-in-the-module", "03", *_PLAIN_INDEXER,
+        Edit("indexer", "jnp.maximum(dots, 0.0) * index_weights", "dots * index_weights"),
+        "single-prefill-p16-f32", "selection",
+    ),
+    Mutant(
+        "head-weights-missing", "03", *_PLAIN_INDEXER,
+        Edit("projections", "    turn = _turns",
+             "    weights = jnp.full_like(weights, (heads * dim) ** -0.5)\n    turn = _turns"),
+        "single-extend-p16-f32", "selection",
+    ),
+    Mutant(
+        "hadamard-on-queries-only", "04", *_PLAIN_INDEXER,
+        Edit("projections", "    query, key = (_rotate(x, turn, convention)", _HADAMARD),
+        "single-extend-p16-f32", "selection",
+    ),
+    Mutant(
+        "root-mean-square-norm-of-keys", "05", *_INDEXER,
+        Edit("indexer", "centred = x - jnp.mean(x, axis=-1, keepdims=True)", "centred = x"),
+        "single-extend-p64-bf16", "cache",
+    ),
+    Mutant(
+        "epsilon-of-the-models-other-norms", "05", *_INDEXER,
+        Edit("indexer", "lax.rsqrt(variance + eps)", "lax.rsqrt(variance + 10 * eps)"),
+        "single-extend-p64-bf16", "cache",
+    ),
+    Mutant(
+        "norm-without-its-bias", "05", *_INDEXER,
+        Edit("indexer", " + bias.astype(jnp.float32)", ""),
+        "single-extend-p16-f32", "cache",
+    ),
+    Mutant(
+        "head-weights-in-bfloat16", "06", *_PLAIN_INDEXER,
+        Edit("projections", "    turn = _turns",
+             "    weights = jax.lax.reduce_precision(weights, 8, 7)\n    turn = _turns"),
+        "single-extend-p16-f32", "selection",
+    ),
+    Mutant(
+        "scale-of-heads-missing", "index scale", *_INDEXER,
+        Edit("indexer", "(heads * dim) ** -0.5", "dim ** -0.5"),
+        "single-prefill-p16-f32", "selection",
+    ),
+    Mutant(
+        "scale-missing", "index scale", *_PLAIN_INDEXER,
+        Edit("projections", " * (heads * dim) ** -0.5", ""),
+        "single-extend-p64-bf16", "selection",
+    ),
+    Mutant(
+        "highest-position-among-equals", "07", *_PLAIN_INDEXER,
+        Edit("indexer", "    values, columns = jax.lax.top_k(scores, k)\n",
+             "    values, columns = jax.lax.top_k(scores[:, ::-1], k)\n    columns = scores.shape[1] - 1 - columns\n"),
+        "ties-plateau-p16-f32", "selection",
+    ),
+    Mutant(
+        "keys-of-this-step-not-written", "20", *_PLAIN_INDEXER,
+        Edit("indexer", "rows.at[at].set(keys, mode=\"drop\")", "rows"),
+        "single-extend-p16-f32", "cache",
+    ),
+    Mutant(
+        "keys-written-after-scoring", "20", *_PLAIN_INDEXER,
+        Edit("indexer", "_scores(query, weights, written,", "_scores(query, weights, jnp.nan_to_num(index_cache),"),
+        "single-extend-p16-f32", "selection",
+    ),
 ]  # fmt: skip
 
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _MUTANTS}

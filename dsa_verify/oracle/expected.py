@@ -7,6 +7,7 @@ import numpy as np
 from dsa_verify.batch.batch import Batch
 from dsa_verify.errors import unknown_name
 from dsa_verify.evidence import Attention, Expected, Selection
+from dsa_verify.oracle import indexer
 from dsa_verify.oracle.attention import attend, page_mask
 from dsa_verify.oracle.scores import Scores, best, index_scores, page_scores
 from dsa_verify.shapes import LANES, align
@@ -18,6 +19,8 @@ def expected(surface: str, batch: Batch) -> Expected:
         return Expected(selection=selection(batch))
     if surface == "index_page_topk":
         return Expected(selection=selection(batch, pages=True))
+    if surface == "indexer":
+        return indexed(batch)
     written = write_cache(batch)
     if surface == "cache_write":
         return Expected(cache_kv=written)
@@ -46,6 +49,33 @@ def selection(batch: Batch, *, pages: bool = False) -> Selection:
     terms = batch.index_q.shape[1] * batch.index_q.shape[2]
     budget = batch.k_pages if pages else batch.index_topk
     return Selection(value, magnitude, best(value, budget), terms, batch.exact_scores)
+
+
+def indexed(batch: Batch) -> Expected:
+    """The answer of a whole indexer: the keys of the new tokens, and the positions chosen by the scores over them.
+
+    Heads turn by `positions`; what is causal follows from the lengths, as in `index_topk`.
+    """
+    projected = indexer.project(batch)
+    shape = (batch.tokens, batch.page_table.shape[1] * batch.page_size)
+    value, magnitude, error = np.full(shape, -np.inf), np.zeros(shape), np.zeros(shape)
+    pool = batch.index_cache.reshape(-1, batch.index_cache.shape[-1]).astype(np.float64)
+    pool[batch.out_cache_loc[batch.real]] = projected.keys.value[batch.real]
+    made_by = np.full(len(pool), -1)
+    made_by[batch.out_cache_loc[batch.real]] = np.flatnonzero(batch.real)
+    for seq in range(batch.seqs):
+        rows, kv_len = batch.rows(seq), int(batch.kv_lens[seq])
+        if rows.start == rows.stop:
+            continue
+        slots = batch.slots(seq)
+        keys, last = pool[slots], kv_len - rows.stop + np.arange(rows.start, rows.stop)
+        q, w = projected.queries.value[rows], projected.weights.value[rows]
+        scores = index_scores(q, w, keys, last)
+        value[rows, :kv_len], magnitude[rows, :kv_len] = scores.value, scores.magnitude
+        error[rows, :kv_len] = indexer.score_error(projected, rows, keys, made_by[slots], batch.index_cache.dtype)
+    terms = batch.index_q.shape[1] * batch.index_q.shape[2]
+    chosen = Selection(value, magnitude, best(value, batch.index_topk), terms, error=error)
+    return Expected(selection=chosen, keys=indexer.keys(projected))
 
 
 def write_cache(batch: Batch) -> np.ndarray:

@@ -32,6 +32,8 @@ built = cache(batch_of)
 def forced(batch: Batch, **changes: np.ndarray) -> Batch:
     """A batch that may contradict itself, as one with only its page table changed does."""
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(Batch)}
+    weights = {name: changes.pop(name) for name in vars(batch.indexer) if name in changes}
+    values["indexer"] = dataclasses.replace(batch.indexer, **weights)
     made = object.__new__(Batch)
     vars(made).update({**values, **changes})
     return made
@@ -77,12 +79,14 @@ def unmapped(batch: Batch, surface: Surface) -> Batch:
 
 def by(name: str, *changes: Callable[[np.ndarray], np.ndarray]) -> tuple[Callable[[Batch, Surface], Batch], ...]:
     """Changes of the values of one array."""
-    return tuple(lambda batch, surface, f=f: forced(batch, **{name: f(getattr(batch, name))}) for f in changes)
+    return tuple(lambda batch, surface, f=f: forced(batch, **{name: f(batch.operand(name))}) for f in changes)
 
 
 CHANGES: dict[str, tuple[Callable[[Batch, Surface], Batch], ...]] = {
     **{name: by(name, np.negative) for name in ("ql_nope", "q_pe", "new_c_kv", "new_k_pe", "cache_kv")},
     **{name: by(name, np.negative) for name in ("index_q", "index_weights", "index_cache")},
+    **{name: by(name, np.negative) for name in ("hidden", "q_lora", "wq_b", "wk", "weights_proj")},
+    **{name: by(name, np.negative) for name in ("k_norm", "k_norm_bias")},
     "kv_lens": (
         lambda batch, surface: relaid(batch, surface, kv_lens=batch.kv_lens // 2),
         lambda batch, surface: relaid(batch, surface, kv_lens=batch.kv_lens // 8),
@@ -122,6 +126,8 @@ def history(batch: Batch, seq: int) -> int:
 
 
 def everything_chosen(surface: Surface, batch: Batch, seq: int) -> bool:
+    if surface.writes:  # it tells its keys and scores too
+        return False
     last = int(batch.positions[batch.rows(seq)].max())
     return last // batch.page_size < batch.k_pages if surface.name == "index_page_topk" else last < batch.index_topk
 
@@ -143,6 +149,11 @@ EXCUSES = [
         "no token of an earlier step is attended or kept",
         ("cache_kv",),
         lambda surface, batch, seq: not attended(surface, batch, seq)[:, : history(batch, seq)].any(),
+    ),
+    Excuse(
+        "no token of an earlier step has a key",
+        ("index_cache",),
+        lambda surface, batch, seq: surface.writes and not history(batch, seq),
     ),
     Excuse(
         "no query of the request selects anything, and where it writes is given",
@@ -172,9 +183,19 @@ EXCUSES = [
 ]
 
 
+def scores(answer: Expected) -> np.ndarray:
+    """f64[tokens, candidates], with a number in the place of what is not causal."""
+    assert answer.selection is not None
+    return np.nan_to_num(answer.selection.value, neginf=-1e9)
+
+
 def moved(surface: Surface, batch: Batch, seq: int, before: Expected, after: Expected) -> bool:
     """Whether the result of one request differs: its rows, and what its slots hold."""
     rows = batch.rows(seq)
+    if surface.selects and surface.writes:
+        assert before.keys is not None and after.keys is not None
+        told = [(answer.keys.value[rows], scores(answer)[rows]) for answer in (before, after)]
+        return not all(np.allclose(a, b, rtol=1e-8, atol=1e-8) for a, b in zip(*told, strict=True))
     if surface.selects:
         assert before.selection is not None and after.selection is not None
         return not np.array_equal(np.sort(before.selection.best[rows]), np.sort(after.selection.best[rows]))
@@ -190,7 +211,7 @@ def moved(surface: Surface, batch: Batch, seq: int, before: Expected, after: Exp
 def dead_inputs(surface: Surface, batch: Batch) -> dict[str, bool]:
     """Inputs that are dead or excused, with their requests; whether they are both, as they should be."""
     requests = [seq for seq in range(batch.seqs) if batch.kv_lens[seq] and batch.q_lens[seq]]
-    groups = [requests] if surface.selects and requests else [[seq] for seq in requests]
+    groups = [requests] if surface.selects and not surface.writes and requests else [[seq] for seq in requests]
     before = oracle.expected(surface.name, batch)
     found = {}
     for name in surface.arrays:

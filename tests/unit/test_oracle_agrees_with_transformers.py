@@ -3,14 +3,29 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dsa_verify.oracle.attention import attend, token_mask
+from dsa_verify.oracle.indexer import project
 from dsa_verify.oracle.scores import Scores, best, index_scores
+from dsa_verify.shapes import IndexerConvention
 from tests.pinned.record import FOLDER, TOLERANCE, differences, digest, disagreements, read, record
-from tests.unit.mla_projections import CASES, Core, Run, Yarn, absorbed, decode, rms_norm, run_named
+from tests.unit.mla_projections import (
+    CASES,
+    Core,
+    Run,
+    Yarn,
+    absorbed,
+    decode,
+    frequencies,
+    project_indexer,
+    rms_norm,
+    run_named,
+    weights_of,
+)
 
 ORACLE = Core(index_scores, best, token_mask, attend)
 
@@ -65,6 +80,26 @@ def test_every_pin_belongs_to_a_case_and_fits_review():
     files = sorted(FOLDER.glob("*"))
     assert [file.stem for file in files] == sorted(CASES)
     assert all(file.suffix == ".json" and file.stat().st_size <= 8192 for file in files)
+
+
+@pytest.mark.parametrize("case", ["glm_moe_dsa-sparse", "deepseek_v32-sparse"])
+def test_indexer_oracle_projects_as_the_decoder_that_agrees_with_transformers(case):
+    run = run_named(case)
+    d, w = run.decoder, weights_of(run, 0)
+    rng = np.random.default_rng(5)
+    hidden, q_lora = rng.standard_normal((9, d.hidden_size)), rng.standard_normal((9, d.q_lora_rank))
+    positions = np.array([0, 1, 2, 3, 4, 5, -1, -1, 19])
+    plain = replace(d, yarn=None)
+    due = project_indexer(replace(run, decoder=plain), 0, hidden, q_lora, positions[:, None] * frequencies(plain))
+    weights = {name: w(f"indexer.{name}") for name in ("wq_b", "wk", "k_norm", "weights_proj")}
+    batch = SimpleNamespace(
+        hidden=hidden, q_lora=q_lora, positions=positions, real=positions >= 0, index_q=due["index_q"],
+        indexer=SimpleNamespace(**weights, k_norm_bias=w("indexer.k_norm", "bias")),
+        convention=IndexerConvention(d.index_rope, d.qk_rope_head_dim, d.rope_theta, d.index_norm_eps),
+    )  # fmt: skip
+    found = project(batch)
+    for name, vectors in (("index_q", found.queries), ("index_k", found.keys), ("index_weights", found.weights)):
+        assert relative(vectors.value[batch.real], due[name][batch.real]) < 1e-12, name
 
 
 # ---- The cases have teeth

@@ -1,10 +1,12 @@
-"""Indexer surfaces in plain jax.numpy: gather each token's keys, score, keep the best."""
+"""Indexer surfaces in plain jax.numpy: project, write the keys; gather each token's keys, score, keep the best."""
 
 import jax
 import jax.numpy as jnp
 
 from dsa_verify.kernels.contract import implements
+from dsa_verify.kernels.jnp.projections import project
 from dsa_verify.kernels.jnp.ragged import gather_rows, place
+from dsa_verify.shapes import IndexerConvention
 
 
 @implements("index_topk")
@@ -23,7 +25,7 @@ def index_topk(
     Shapes and errors are those of the surface's contract. Materialises [tokens, pages_per_seq * page_size] scores.
     """
     scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
-    return _best(scores, index_topk)
+    return _best(scores, index_topk)[1]
 
 
 @implements("index_page_topk")
@@ -44,7 +46,38 @@ def index_page_topk(
     page_size = index_cache.shape[1]
     scores = _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
     by_page = scores.reshape(scores.shape[0], -1, page_size).max(axis=2)
-    return _best(by_page, -(-index_topk // page_size))
+    return _best(by_page, -(-index_topk // page_size))[1]
+
+
+@implements("indexer")
+def indexer(
+    hidden: jax.Array,
+    q_lora: jax.Array,
+    wq_b: jax.Array,
+    wk: jax.Array,
+    k_norm: jax.Array,
+    k_norm_bias: jax.Array,
+    weights_proj: jax.Array,
+    index_cache: jax.Array,
+    positions: jax.Array,
+    out_cache_loc: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    index_topk: int,
+    convention: IndexerConvention,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Write the new tokens' index keys, then choose positions by the scores over all keys.
+
+    Shapes and errors are those of the surface's contract. Returns positions and scores, best first, and the cache.
+    """
+    query, keys, weights = project(hidden, q_lora, wq_b, wk, k_norm, k_norm_bias, weights_proj, positions, convention)
+    rows = index_cache.reshape(-1, index_cache.shape[-1])
+    at = jnp.where(out_cache_loc >= 0, out_cache_loc, len(rows))
+    written = rows.at[at].set(keys, mode="drop").reshape(index_cache.shape)
+    scores, chosen = _best(_scores(query, weights, written, kv_lens, cu_q_lens, page_table), index_topk)
+    return chosen, scores, written
 
 
 def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table) -> jax.Array:
@@ -59,10 +92,10 @@ def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
     return jnp.where(causal, scores, -jnp.inf)
 
 
-def _best(scores: jax.Array, k: int) -> jax.Array:
-    """The k best columns; `top_k` keeps the lower column first among equals."""
+def _best(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Scores and numbers of the k best columns; `top_k` keeps the lower column first among equals."""
     # `top_k` ranks 0.0 above -0.0, which negative head weights make of a key that no head likes.
     scores = jnp.where(scores == 0.0, 0.0, scores)
     scores = jnp.pad(scores, ((0, 0), (0, max(0, k - scores.shape[1]))), constant_values=-jnp.inf)
     values, columns = jax.lax.top_k(scores, k)
-    return jnp.where(values == -jnp.inf, -1, columns).astype(jnp.int32)
+    return values, jnp.where(values == -jnp.inf, -1, columns).astype(jnp.int32)

@@ -53,7 +53,7 @@ def index_page_topk(
     )
     call = indexing.prepare("index_page_topk", arrays, index_topk, query_block, pages_per_step)
     scores = indexing.launch(_kernel, call, align(page_table.shape[1], LANES), 1, "dsa_index_page_topk")
-    return indexing.best(scores, pl.cdiv(index_topk, call.tiling.page_size))
+    return indexing.best(scores, pl.cdiv(index_topk, call.tiling.page_size))[1]
 
 
 def _kernel(scorer: Scorer, out):

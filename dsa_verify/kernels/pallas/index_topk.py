@@ -55,8 +55,15 @@ def index_topk(
         cu_q_lens=cu_q_lens,
         page_table=page_table,
     )
+    return scored_topk(arrays, index_topk, query_block, pages_per_step)[1]
+
+
+def scored_topk(
+    arrays: dict[str, jax.Array], index_topk: int, query_block: int, pages_per_step: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """`index_topk` of the same arrays by name, with the score of each choice: f32 and i32[tokens, index_topk]."""
     call = indexing.prepare("index_topk", arrays, index_topk, query_block, pages_per_step)
-    windows = pl.cdiv(page_table.shape[1], call.tiling.pages_per_step)
+    windows = pl.cdiv(arrays["page_table"].shape[1], call.tiling.pages_per_step)
     scores = indexing.launch(_kernel, call, call.tiling.step_tokens, windows, "dsa_index_topk")
     return indexing.best(scores, index_topk)
 

@@ -300,7 +300,11 @@ def masked(scores: jax.Array, first_row: Any, item: Item, first_key: Any) -> jax
     return jnp.where(key <= last_key, scores, -jnp.inf)
 
 
-def best(scores: jax.Array, k: int) -> jax.Array:
-    """The k best columns of each row, i32[rows, k]: lowest column first among equals, -1 where only -inf is left."""
+def best(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Scores and numbers of the k best columns of each row, f32 and i32[rows, k].
+
+    Lowest column first among equals; -inf and -1 where nothing but -inf is left.
+    """
     value, column = lax.top_k(scores, min(k, scores.shape[1]))
-    return pad_to(jnp.where(value > -jnp.inf, column, -1), k, axis=1, value=-1)
+    chosen = jnp.where(value > -jnp.inf, column, -1)
+    return pad_to(value, k, axis=1, value=-jnp.inf), pad_to(chosen, k, axis=1, value=-1)

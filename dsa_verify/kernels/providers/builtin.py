@@ -16,7 +16,7 @@ the second step, the rescaling of the running softmax, the reuse of a buffer, or
 
 
 def load() -> Provider:
-    """All seven surfaces, tiled so that every scenario takes several steps and blocks."""
+    """All surfaces, tiled so that every scenario takes several steps and blocks."""
     from dsa_verify.kernels import pallas
 
     # A query takes its sequence's pages in order, from the first or as listed; what else a block does adds exact zeros.
@@ -33,6 +33,8 @@ def load() -> Provider:
             "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP), own),
             "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK), union),
             "cache_write": Kernel(pallas.cache_write),
+            # Row n of a matrix product may be summed as XLA likes for where it stands.
+            "indexer": Kernel(_smallest_steps(pallas.indexer)),
         },
     )
 

@@ -6,7 +6,7 @@ from dsa_verify.kernels.contract import Kernel, Provider
 
 
 def load() -> Provider:
-    """All seven surfaces; attention weights stay in float32 whatever the cache's dtype."""
+    """All surfaces; attention weights stay in float32 whatever the cache's dtype."""
     from dsa_verify.kernels.jnp import attention, indexer
 
     # Every row is computed over the same [pages_per_seq * page_size] columns, wherever it stands.
@@ -23,5 +23,6 @@ def load() -> Provider:
             "sparse_mla_prefill": Kernel(attention.sparse_mla_prefill, exact),
             "sparse_mla_prefill_qblock": Kernel(attention.sparse_mla_prefill_qblock, exact),
             "cache_write": Kernel(attention.cache_write),
+            "indexer": Kernel(indexer.indexer),
         },
     )
