@@ -49,7 +49,7 @@ def describe(surface: Surface, scenario: Scenario, batch: Batch, expected: Expec
         chosen = expected.selection
         band = score_band(chosen, Promise())[chosen.value > -np.inf]
         record["selection"] = [gaps(row) for row in chosen.best.tolist()]
-        record["margin"] = margin(chosen)
+        record["margin"] = margin(chosen, equal_keys=expected.keys is not None)
         record["budget"] = {"band": number(band.sum())}
     if expected.attention is not None:
         record |= _attention(surface, batch, expected.attention)
@@ -74,10 +74,11 @@ def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, ob
     return {"outputs": outputs, "budget": {name: number(value) for name, value in sums.items()}}
 
 
-def margin(chosen: Selection) -> float | None:
+def margin(chosen: Selection, equal_keys: bool = False) -> float | None:
     """Smallest relative gap, over all rows, between the scores at the cut; None where no row leaves anything out.
 
-    Ties of zeros, and of scores that no dtype rounds, are the same on every machine and do not count.
+    Ties of zeros, of scores that no dtype rounds, and of `equal_keys`, which the oracle of a whole indexer scores once,
+    are the same on every machine and do not count.
     """
     budget, least = chosen.best.shape[1], np.inf
     for value, magnitude in zip(chosen.value, chosen.magnitude, strict=True):
@@ -85,7 +86,7 @@ def margin(chosen: Selection) -> float | None:
         if len(order) < 2 or value[order[1]] == -np.inf:
             continue
         last, first = value[order]
-        if last != first or not (chosen.exact or last == 0.0):
+        if last != first or not (chosen.exact or equal_keys or last == 0.0):
             least = min(least, (last - first) / magnitude[order].max())
     return number(least, 3) if np.isfinite(least) else None
 

@@ -70,8 +70,12 @@ def indexed(batch: Batch) -> Expected:
         slots = batch.slots(seq)
         keys, last = pool[slots], kv_len - rows.stop + np.arange(rows.start, rows.stop)
         q, w = projected.queries.value[rows], projected.weights.value[rows]
-        scores = index_scores(q, w, keys, last)
-        value[rows, :kv_len], magnitude[rows, :kv_len] = scores.value, scores.magnitude
+        # Equal keys have equal scores, in whatever order a machine sums: each is scored once.
+        unlike, of_key = np.unique(keys, axis=0, return_inverse=True)
+        scores = index_scores(q, w, unlike, np.full(len(q), len(unlike)))
+        causal = np.arange(kv_len) <= last[:, None]
+        value[rows, :kv_len] = np.where(causal, scores.value[:, of_key], -np.inf)
+        magnitude[rows, :kv_len] = scores.magnitude[:, of_key]
         error[rows, :kv_len] = indexer.score_error(projected, rows, keys, made_by[slots], batch.index_cache.dtype)
     terms = batch.index_q.shape[1] * batch.index_q.shape[2]
     chosen = Selection(value, magnitude, best(value, batch.index_topk), terms, error=error)
