@@ -1,7 +1,7 @@
 """The soak: random scenarios for a stated time, and the smallest batch that still shows what failed."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,16 +36,17 @@ class Plan:
 
 
 def run(plan: Plan, on_result: Callable[[Case, tuple[Result, ...]], None]) -> list[Result]:
-    """Judge scenarios `soak:SEED:0`, `soak:SEED:1`, ... on every surface until the time is up.
+    """Judge scenarios `soak:SEED:0`, `soak:SEED:1`, ... until the time is up; the surfaces take turns.
 
-    Each failure of a provider, surface and check is shrunk; the results of the smallest scenario come last.
+    Every provider gets the same scenarios. What one surface is to find in a random batch, its next turn finds in another
+    one: more batches are seen than if each went through all surfaces. Each failure of a provider, surface and check is shrunk; the results of the smallest scenario come last.
     Raises `ConfigError` for an unknown provider or surface, and when the time was too short for a single case.
     """
     providers = plan.providers or suite.DEFAULT_PROVIDERS
     surfaces = [surface_named(name).name for name in plan.surfaces or SURFACES]
-    pairs = [(provider, surface) for surface in surfaces for provider in providers]
-    lanes = suite.job_count(plan.jobs, len(pairs))
-    groups = [_cases(plan.seed, pairs[lane::lanes]) for lane in range(lanes)]
+    lanes = suite.job_count(plan.jobs, len(surfaces))
+    cases = list(_cases(plan.seed, providers, surfaces))
+    groups = [[case for case in cases if surfaces.index(case.surface) % lanes == lane] for lane in range(lanes)]
     work = partial(suite.judge_case, provider_path=plan.provider_path)
     deadline = time.monotonic() + 60 * plan.minutes
     results: list[Result] = []
@@ -62,16 +63,14 @@ def run(plan: Plan, on_result: Callable[[Case, tuple[Result, ...]], None]) -> li
     return results + _shrink_all(results, work)
 
 
-def _cases(seed: int, pairs: Sequence[tuple[str, str]]) -> list[Case]:
-    """Scenario by scenario, so that wherever the time is up, all surfaces have seen about the same ones."""
-    cases = []
+def _cases(seed: int, providers: Sequence[str], surfaces: Sequence[str]) -> Iterator[Case]:
+    """Scenario by scenario, each on the next of the surfaces that can take it."""
     for index in range(MOST):
         bucket = bucket_of(seed, index, BUCKETS)
-        decode = bucket.tokens == bucket.seqs
-        for provider, surface in pairs:
-            if decode or not SURFACES[surface].decode_only:
-                cases.append(Case(provider, surface, f"soak:{seed}:{index}", bucket.name))
-    return cases
+        able = [name for name in surfaces if bucket.decode or not SURFACES[name].decode_only]
+        if able:
+            for provider in providers:
+                yield Case(provider, able[index % len(able)], f"soak:{seed}:{index}", bucket.name)
 
 
 def _shrink_all(results: Sequence[Result], work: Callable[[Case], tuple[Result, ...]]) -> list[Result]:

@@ -133,7 +133,7 @@ _MUTANTS = [
     ),
     Mutant(
         "padding-wraps", "41", "jnp", "cache_write",
-        Edit("attention", 'mode="drop", wrap_negative_indices=False', 'mode="drop"'),
+        Edit("ragged", 'mode="drop", wrap_negative_indices=False', 'mode="drop"'),
         "padding-tokens-p16-f32", "cache",
     ),
     Mutant(
@@ -521,7 +521,7 @@ _MUTANTS = [
     ),
     Mutant(
         "keys-of-this-step-not-written", "20", *_PLAIN_INDEXER,
-        Edit("indexer", "rows.at[at].set(keys, mode=\"drop\")", "rows"),
+        Edit("indexer", "write_rows(keys, index_cache, out_cache_loc)", "index_cache"),
         "single-extend-p16-f32", "cache",
     ),
     Mutant(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dsa_verify.kernels.contract import implements
-from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequence_of, slots
+from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequence_of, slots, write_rows
 from dsa_verify.shapes import LANES, align
 
 
@@ -17,10 +17,7 @@ def cache_write(new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array, o
     rows = jnp.zeros((new_c_kv.shape[0], cache_kv.shape[2]), cache_kv.dtype)
     rows = rows.at[:, :rank].set(new_c_kv.astype(cache_kv.dtype))
     rows = rows.at[:, align(rank, LANES) : align(rank, LANES) + rope].set(new_k_pe.astype(cache_kv.dtype))
-    flat = cache_kv.reshape(-1, cache_kv.shape[2])
-    # mode="drop" alone would let -1 wrap to the pool's last slot.
-    flat = flat.at[out_cache_loc].set(rows, mode="drop", wrap_negative_indices=False)
-    return flat.reshape(cache_kv.shape)
+    return write_rows(rows, cache_kv, out_cache_loc)
 
 
 @implements("dense_mla")

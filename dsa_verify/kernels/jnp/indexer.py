@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.jnp.projections import project
-from dsa_verify.kernels.jnp.ragged import gather_rows, place
+from dsa_verify.kernels.jnp.ragged import gather_rows, place, write_rows
 from dsa_verify.shapes import IndexerConvention
 
 
@@ -73,9 +73,7 @@ def indexer(
     Shapes and errors are those of the surface's contract. Returns positions and scores, best first, and the cache.
     """
     query, keys, weights = project(hidden, q_lora, wq_b, wk, k_norm, k_norm_bias, weights_proj, positions, convention)
-    rows = index_cache.reshape(-1, index_cache.shape[-1])
-    at = jnp.where(out_cache_loc >= 0, out_cache_loc, len(rows))
-    written = rows.at[at].set(keys, mode="drop").reshape(index_cache.shape)
+    written = write_rows(keys, index_cache, out_cache_loc)
     scores, chosen = _best(_scores(query, weights, written, kv_lens, cu_q_lens, page_table), index_topk)
     return chosen, scores, written
 

@@ -37,8 +37,35 @@ def gather_rows(cache: jax.Array, page_table: jax.Array, seq: jax.Array) -> jax.
     return pages.reshape(pages.shape[0], -1, cache.shape[-1])
 
 
+def write_rows(rows: jax.Array, cache: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
+    """The cache [pages, page_size, width] with a row [tokens, width] at each slot; those with slot -1 are dropped."""
+    flat = cache.reshape(-1, cache.shape[-1])
+    # mode="drop" alone would let -1 wrap to the pool's last slot.
+    return flat.at[out_cache_loc].set(rows, mode="drop", wrap_negative_indices=False).reshape(cache.shape)
+
+
 def slots(page_table: jax.Array, placement: Placement, page_size: int) -> jax.Array:
     """Physical slot of every token's own position, i32[tokens]; -1 for padding."""
     position = jnp.maximum(placement.position, 0)
     page = page_table[placement.seq, position // page_size]
     return jnp.where(placement.position >= 0, page * page_size + position % page_size, -1)
+
+
+def pages_of(tokens: jax.Array, page_size: int, most: int) -> jax.Array:
+    """The distinct pages of chosen positions, i32[queries, most], ascending, -1 fills the tail."""
+    nowhere = jnp.iinfo(jnp.int32).max
+    pages = jnp.sort(jnp.where(tokens >= 0, tokens // page_size, nowhere), axis=1)
+    repeated = jnp.pad(pages[:, 1:] == pages[:, :-1], ((0, 0), (1, 0)))
+    pages = jnp.sort(jnp.where(repeated, nowhere, pages), axis=1)[:, :most]
+    return jnp.where(pages == nowhere, -1, pages)
+
+
+def fixed_stride(page_indices: jax.Array, cu_kv_lens: jax.Array, page_size: int) -> jax.Array:
+    """A packed page table i32[seqs * pages_per_seq] with one row a sequence, i32[seqs, pages_per_seq].
+
+    Packed, sequence i starts at `cu_kv_lens[i] // page_size`. Behind its own pages a row holds those of the next, which
+    no kernel may look at.
+    """
+    width = page_indices.shape[0] // (cu_kv_lens.shape[0] - 1)
+    at = cu_kv_lens[:-1, None] // page_size + jnp.arange(width)
+    return page_indices[jnp.minimum(at, page_indices.shape[0] - 1)]

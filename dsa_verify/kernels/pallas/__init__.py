@@ -1,6 +1,6 @@
 """Built-in Pallas TPU kernels, one file a surface; importing this imports JAX."""
 
-from dsa_verify.kernels.pallas.cache_write import cache_write
+from dsa_verify.kernels.pallas.cache_write import cache_write, write_rows
 from dsa_verify.kernels.pallas.dense_mla import dense_mla
 from dsa_verify.kernels.pallas.index_page_topk import index_page_topk
 from dsa_verify.kernels.pallas.index_topk import index_topk
@@ -18,4 +18,5 @@ __all__ = [
     "sparse_mla_decode",
     "sparse_mla_prefill",
     "sparse_mla_prefill_qblock",
+    "write_rows",
 ]
