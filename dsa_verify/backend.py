@@ -43,6 +43,8 @@ class BackendConfig:
     prefill_sparse: sparse attention in extend and mixed steps. prefill_qblock: by blocks of `query_block` queries that
       share the union of their pages, instead of query by query.
     kernels: whose attention and cache writes run.
+    granularity: `token` attends exactly the `index_topk` chosen tokens in every mode, as the published models do. It is
+      there to be compared with them: jnp only, and no kernel does it.
     """
 
     page_topk: int = 0
@@ -52,6 +54,11 @@ class BackendConfig:
     prefill_qblock: bool = True
     query_block: int = 256
     kernels: Kernels = "pallas"
+    granularity: Literal["page", "token"] = "page"
+
+    def __post_init__(self) -> None:
+        if self.granularity == "token" and self.kernels != "jnp":
+            raise ConfigError("granularity 'token' needs kernels 'jnp': the Pallas kernels attend whole pages")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], kernels: Kernels = "pallas") -> "BackendConfig":
@@ -163,6 +170,8 @@ def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> 
             f"a shared layer reuses the selection of the full layer before it, and none has made one in this {mode} "
             f"step; begin with a full layer that has an indexer."
         )
+    if config.granularity == "token":
+        return Path("sparse_mla_tokens", *(("tokens", "jnp") if own else ("shared",)))
     if mode == "decode":
         by_pages = config.page_topk > 0
         indexer = "pallas" if config.indexer_kernel and not by_pages else "jnp"
@@ -257,6 +266,8 @@ def _select(
             budget = min(config.page_topk, width) * page_size
         return Selection(_function(path.indexer, "index_page_topk")(**arrays, index_topk=budget))
     tokens = _function(path.indexer, "index_topk")(**arrays, index_topk=layer.index_topk)
+    if path.attention == "sparse_mla_tokens":
+        return Selection(tokens[:, :0], tokens)
     most = min(width, layer.index_topk)
     if most > MOST_UNION_PAGES:
         raise ContractError(
@@ -291,6 +302,8 @@ def _attention(
     if path.attention == "sparse_mla_decode":
         return run(**latent, topk_pages=selection.pages, kv_lens=metadata.kv_lens)
     places = dict(positions=metadata.positions, out_cache_loc=metadata.out_cache_loc, cu_q_lens=metadata.cu_q_lens)
+    if path.attention == "sparse_mla_tokens":
+        return run(**latent, topk_indices=selection.tokens, **places)
     blocks = {}
     if config.kernels == "pallas" and path.attention.endswith("qblock"):
         blocks = {"query_block": min(config.query_block, inputs.ql_nope.shape[0])}

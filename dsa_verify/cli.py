@@ -16,6 +16,7 @@ import click
 from dsa_verify import __version__, errors
 from dsa_verify.commands.golden import golden
 from dsa_verify.commands.mutants import mutants
+from dsa_verify.commands.profile import profile
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
 
@@ -230,3 +231,4 @@ def doctor(provider_path: Path | None) -> None:
 
 main.add_command(golden)
 main.add_command(mutants)
+main.add_command(profile)

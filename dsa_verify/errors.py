@@ -6,6 +6,8 @@ DsaVerifyError
 ├── ConfigError         a name, option or file of the user's that does not exist or does not parse
 ├── GoldenError         a golden record that is corrupt or was edited by hand, or an update that is refused
 ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
+├── RequestError        a generation request that cannot be served: empty, too long for the pool, a strange setting
+├── EngineError         an engine whose pages or steps contradict themselves, or a runner that answers nonsense
 ├── NotSimulated        a kernel does what interpret mode cannot simulate; its cases are not verified
 └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
 """
@@ -39,6 +41,14 @@ class GoldenError(DsaVerifyError):
 
 class ProviderError(DsaVerifyError):
     """A provider failed in a way that is not a verdict about its numbers."""
+
+
+class RequestError(DsaVerifyError):
+    """A generation request can never be served as it is."""
+
+
+class EngineError(DsaVerifyError):
+    """Pages, steps or logits of an engine are not what they must be."""
 
 
 class NotSimulated(DsaVerifyError):

@@ -20,14 +20,22 @@ class IndexerConvention:
 
     rope: whether the pairs that turn together are neighbours ("interleaved", GLM) or half the rotary part apart
       ("half_split", DeepSeek-V3.2). The first `rope_dim` lanes of a head turn: `[rope | nope]`, unlike MLA's heads.
-    rope_theta: base of the rotary frequencies; a checkpoint's own config decides. norm_eps: of the keys' LayerNorm,
-      which has a bias.
+    rope_theta: base of the rotary frequencies; a checkpoint's own config decides. frequencies: radians per position of
+      each pair, where they are not powers of that base, as YaRN's are not.
+    norm_eps: of the keys' LayerNorm, which has a bias.
     """
 
     rope: Literal["interleaved", "half_split"]
     rope_dim: int = 64
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
+    frequencies: tuple[float, ...] | None = None
+
+    @property
+    def rotary(self) -> tuple[float, ...]:
+        """Radians per position of each pair."""
+        pairs = self.rope_dim // 2
+        return self.frequencies or tuple(self.rope_theta ** (-pair / pairs) for pair in range(pairs))
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ _PLAIN_INDEXER = ("jnp", "indexer")
 
 _HADAMARD = """    sign = jnp.bitwise_count(jnp.arange(dim)[:, None] & jnp.arange(dim)) % 2
     query = jnp.einsum("thd,de->the", query, (1.0 - 2.0 * sign) * dim**-0.5, precision="highest")
-    query, key = (_rotate(x, turn, convention)"""
+    query, key = (rotate(x, turn, convention)"""
 """A Walsh-Hadamard rotation of the queries alone, in front of what follows it."""
 
 _MUTANTS = [
@@ -454,9 +454,9 @@ _MUTANTS = [
         "queries-in-the-other-rotary-layout", "02", *_PLAIN_INDEXER,
         Edit(
             "projections",
-            "    query, key = (_rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))\n",
-            "    query = _rotate(query, turn, type(convention)('half_split')).astype(hidden.dtype)\n"
-            "    key = _rotate(key, turn, convention).astype(hidden.dtype)\n",
+            "    query, key = (rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))\n",
+            "    query = rotate(query, turn, type(convention)('half_split')).astype(hidden.dtype)\n"
+            "    key = rotate(key, turn, convention).astype(hidden.dtype)\n",
         ),
         "single-extend-p16-f32", "selection",
     ),
@@ -473,13 +473,13 @@ _MUTANTS = [
     ),
     Mutant(
         "head-weights-missing", "03", *_PLAIN_INDEXER,
-        Edit("projections", "    turn = _turns",
-             "    weights = jnp.full_like(weights, (heads * dim) ** -0.5)\n    turn = _turns"),
+        Edit("projections", "    turn = turns",
+             "    weights = jnp.full_like(weights, (heads * dim) ** -0.5)\n    turn = turns"),
         "single-extend-p16-f32", "selection",
     ),
     Mutant(
         "hadamard-on-queries-only", "04", *_PLAIN_INDEXER,
-        Edit("projections", "    query, key = (_rotate(x, turn, convention)", _HADAMARD),
+        Edit("projections", "    query, key = (rotate(x, turn, convention)", _HADAMARD),
         "single-extend-p16-f32", "selection",
     ),
     Mutant(
@@ -499,8 +499,8 @@ _MUTANTS = [
     ),
     Mutant(
         "head-weights-in-bfloat16", "06", *_PLAIN_INDEXER,
-        Edit("projections", "    turn = _turns",
-             "    weights = jax.lax.reduce_precision(weights, 8, 7)\n    turn = _turns"),
+        Edit("projections", "    turn = turns",
+             "    weights = jax.lax.reduce_precision(weights, 8, 7)\n    turn = turns"),
         "single-extend-p16-f32", "selection",
     ),
     Mutant(

@@ -116,9 +116,12 @@ def _layer_norm(x: Vectors, weight: np.ndarray, bias: np.ndarray, eps: float) ->
 
 
 def _rotate(x: Vectors, positions: np.ndarray, convention: IndexerConvention) -> Vectors:
-    """Turn the pairs of the first `rope_dim` lanes by position * theta^(-2i / rope_dim); the other lanes stay."""
+    """Turn the pairs of the first `rope_dim` lanes by position * frequency, theta^(-2i / rope_dim) unless given; the
+    other lanes stay."""
     pairs = convention.rope_dim // 2
-    angle = positions[:, None, None] * convention.rope_theta ** (-np.arange(pairs) / pairs)
+    given = convention.frequencies
+    frequency = convention.rope_theta ** (-np.arange(pairs) / pairs) if given is None else np.array(given)
+    angle = positions[:, None, None] * frequency
     lane = np.arange(pairs)
     a, b = (2 * lane, 2 * lane + 1) if convention.rope == "interleaved" else (lane, lane + pairs)
     value, rounding, arithmetic = (part.copy() for part in vars(x).values())

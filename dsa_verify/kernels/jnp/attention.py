@@ -57,7 +57,7 @@ def sparse_mla_decode(
     placement = Placement(jnp.arange(kv_lens.shape[0], dtype=jnp.int32), kv_lens - 1)
     cache = cache_write(new_c_kv, new_k_pe, cache_kv, slots(page_table, placement, cache_kv.shape[1]))
     own = placement.position[:, None] // cache.shape[1]
-    chosen = jnp.concatenate([topk_pages, own], axis=1)
+    chosen = _in_pages(jnp.concatenate([topk_pages, own], axis=1), page_table.shape[1] * cache.shape[1], cache.shape[1])
     out, _ = _attend(ql_nope, q_pe, cache, page_table, placement, chosen, sm_scale)
     return out, cache
 
@@ -103,8 +103,36 @@ def sparse_mla_prefill_qblock(
     """As `sparse_mla_prefill`, with the natural-log lse; blocks of queries are a matter of speed only."""
     cache = cache_write(new_c_kv, new_k_pe, cache_kv, out_cache_loc)
     placement = Placement(sequence_of(cu_q_lens, positions.shape[0]), positions)
-    out, lse = _attend(ql_nope, q_pe, cache, page_table, placement, topk_pages, sm_scale)
+    chosen = _in_pages(topk_pages, page_table.shape[1] * cache.shape[1], cache.shape[1])
+    out, lse = _attend(ql_nope, q_pe, cache, page_table, placement, chosen, sm_scale)
     return out, lse, cache
+
+
+def sparse_mla_tokens(
+    ql_nope: jax.Array,
+    q_pe: jax.Array,
+    new_c_kv: jax.Array,
+    new_k_pe: jax.Array,
+    cache_kv: jax.Array,
+    topk_indices: jax.Array,
+    positions: jax.Array,
+    out_cache_loc: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    *,
+    sm_scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Write the chunk's rows, attend exactly the chosen positions, i32[tokens, k], -1 fills the tail.
+
+    What DeepSeek's and Hugging Face's models compute; kernels attend whole pages. Otherwise as `sparse_mla_prefill`.
+    """
+    cache = cache_write(new_c_kv, new_k_pe, cache_kv, out_cache_loc)
+    placement = Placement(sequence_of(cu_q_lens, positions.shape[0]), positions)
+    row = jnp.arange(topk_indices.shape[0])[:, None]
+    chosen = jnp.zeros((row.shape[0], page_table.shape[1] * cache.shape[1]), bool)
+    chosen = chosen.at[row, topk_indices].set(True, mode="drop", wrap_negative_indices=False)
+    out, _ = _attend(ql_nope, q_pe, cache, page_table, placement, chosen, sm_scale)
+    return out, cache
 
 
 def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
@@ -113,17 +141,16 @@ def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
     return jnp.any(pages[:, :, None] == of_position, axis=1)
 
 
-def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, pages, sm_scale) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of each token over its sequence's cached rows; all of them where `pages` is None.
+def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, chosen, sm_scale) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention of each token over the `chosen` of its sequence's cached rows, bool[tokens, kv]; None for all.
 
     Computed in float32 from the inputs as they are; weights are not rounded.
     """
     rank, at = ql_nope.shape[-1], align(ql_nope.shape[-1], LANES)
-    page_size = cache.shape[1]
     rows = gather_rows(cache, page_table, placement.seq)
     visible = jnp.arange(rows.shape[1]) <= placement.position[:, None]
-    if pages is not None:
-        visible &= _in_pages(pages, rows.shape[1], page_size)
+    if chosen is not None:
+        visible &= chosen
     # Rows that nobody sees may hold NaN, and 0 * NaN is NaN, so they are cleared and not only masked.
     rows = jnp.where(visible[:, :, None], rows, 0).astype(jnp.float32)
     latent, rotary = rows[..., :rank], rows[..., at : at + q_pe.shape[-1]]

@@ -29,8 +29,8 @@ def project(
     key = key * jax.lax.rsqrt((key * key).mean(axis=-1, keepdims=True) + convention.norm_eps)
     key = (key * k_norm + k_norm_bias)[:, None]
     weights = _linear(hidden, weights_proj) * (heads * dim) ** -0.5
-    turn = _turns(positions, convention)
-    query, key = (_rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))
+    turn = turns(positions, convention.rotary)
+    query, key = (rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))
     return query, key[:, 0], weights
 
 
@@ -39,14 +39,13 @@ def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum("ni,oi->no", x, weight, precision="highest", preferred_element_type=jnp.float32)
 
 
-def _turns(positions: jax.Array, convention: IndexerConvention) -> jax.Array:
-    """c64[tokens, 1, rope_dim / 2]: by how much each pair turns, as a complex number of size one."""
-    pairs = convention.rope_dim // 2
-    frequency = convention.rope_theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    return jnp.exp(1j * positions.astype(jnp.float32)[:, None, None] * frequency)
+def turns(positions: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
+    """c64[tokens, 1, pairs]: by how much each pair turns, as a complex number of size one."""
+    angle = positions.astype(jnp.float32)[:, None, None] * jnp.asarray(frequencies, jnp.float32)
+    return jnp.exp(1j * angle)
 
 
-def _rotate(x: jax.Array, turn: jax.Array, convention: IndexerConvention) -> jax.Array:
+def rotate(x: jax.Array, turn: jax.Array, convention: IndexerConvention) -> jax.Array:
     """Turn the pairs of the first `rope_dim` lanes of f32[tokens, heads, dim]."""
     rope = x[..., : convention.rope_dim]
     pairs = rope.reshape(*x.shape[:-1], -1, 2)

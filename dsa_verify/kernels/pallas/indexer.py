@@ -82,13 +82,13 @@ def _layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) ->
 
 def rotate(x: jax.Array, positions: jax.Array, convention: IndexerConvention) -> jax.Array:
     """Turn the pairs of the first `rope_dim` lanes of f32[tokens, heads, dim] by their token's position."""
-    dim, pairs = convention.rope_dim, convention.rope_dim // 2
-    lane = jnp.arange(dim)
+    frequency = jnp.asarray(convention.rotary, jnp.float32)
+    dim, pairs, lane = convention.rope_dim, len(convention.rotary), jnp.arange(convention.rope_dim)
     if convention.rope == "interleaved":
         pair, first, partner = lane // 2, lane % 2 == 0, lane ^ 1
     else:
         pair, first, partner = lane % pairs, lane < pairs, (lane + pairs) % dim
-    angle = positions.astype(jnp.float32)[:, None, None] * convention.rope_theta ** (-pair / pairs)
+    angle = positions.astype(jnp.float32)[:, None, None] * frequency[pair]
     rope = x[..., :dim]
     turned = rope * jnp.cos(angle) + rope[..., partner] * jnp.where(first, -jnp.sin(angle), jnp.sin(angle))
     return jnp.concatenate([turned, x[..., dim:]], axis=-1)
