@@ -16,69 +16,21 @@ takes its decodes as extends of one token. Source of these rules: SGLang-JAX, sr
 code is not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from dsa_verify.errors import ConfigError, ContractError
+from dsa_verify.config import BackendConfig
+from dsa_verify.errors import ContractError
 from dsa_verify.kernels.jnp.ragged import fixed_stride, pages_of
 
 Mode = Literal["decode", "extend", "mixed"]
-Kernels = Literal["pallas", "jnp"]
 
 MOST_UNION_PAGES = 512
 """Pages that the union of a token top-k may have; a longer one would be cut, so such a configuration is refused."""
-
-
-@dataclass(frozen=True)
-class BackendConfig:
-    """Every switch of the backend.
-
-    page_topk: pages a decode keeps, chosen by page score; 0 for `index_topk` tokens and the pages they lie in.
-    indexer_kernel: token top-k of decodes by the Pallas kernel instead of jnp; the page budget goes before it.
-    indexer_kernel_prefill: page top-k of prefills by the Pallas kernel instead of jnp.
-    prefill_sparse: sparse attention in extend and mixed steps. prefill_qblock: by blocks of `query_block` queries that
-      share the union of their pages, instead of query by query.
-    kernels: whose attention and cache writes run.
-    granularity: `token` attends exactly the `index_topk` chosen tokens in every mode, as the published models do. It is
-      there to be compared with them: jnp only, and no kernel does it.
-    """
-
-    page_topk: int = 0
-    indexer_kernel: bool = False
-    indexer_kernel_prefill: bool = False
-    prefill_sparse: bool = False
-    prefill_qblock: bool = True
-    query_block: int = 256
-    kernels: Kernels = "pallas"
-    granularity: Literal["page", "token"] = "page"
-
-    def __post_init__(self) -> None:
-        if self.granularity == "token" and self.kernels != "jnp":
-            raise ConfigError("granularity 'token' needs kernels 'jnp': the Pallas kernels attend whole pages")
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str], kernels: Kernels = "pallas") -> "BackendConfig":
-        """The configuration that SGLang-JAX's variables ask for; raises `ConfigError` for one that is no number."""
-
-        def read(name: str, default: int) -> int:
-            text = environment.get(name, str(default))
-            if not text.strip().isdigit():
-                raise ConfigError(f"{name} is {text!r}, expected a number that is not negative")
-            return int(text)
-
-        return cls(
-            page_topk=read("DSA_PAGE_TOPK", 0),
-            indexer_kernel=read("DSA_INDEXER_KERNEL", 0) == 1,
-            indexer_kernel_prefill=read("DSA_INDEXER_KERNEL_PREFILL", 0) == 1,
-            prefill_sparse=read("DSA_PREFILL_SPARSE", 0) == 1,
-            prefill_qblock=read("DSA_PREFILL_QBLOCK", 1) == 1,
-            query_block=read("DSA_PREFILL_QBLOCK_QB", 256),
-            kernels=kernels,
-        )
 
 
 @dataclass(frozen=True)
@@ -163,14 +115,15 @@ def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> 
     own = layer.kind == "full"
     if own and not layer.indexer:
         return Path("dense_mla", "none")
-    if mode != "decode" and not config.prefill_sparse:
+    exact = config.granularity == "token"
+    if mode != "decode" and not (config.prefill_sparse or exact):
         return Path("dense_mla", "keys" if own else "none")
     if not own and not selected:
         raise ContractError(
             f"a shared layer reuses the selection of the full layer before it, and none has made one in this {mode} "
             f"step; begin with a full layer that has an indexer."
         )
-    if config.granularity == "token":
+    if exact:
         return Path("sparse_mla_tokens", *(("tokens", "jnp") if own else ("shared",)))
     if mode == "decode":
         by_pages = config.page_topk > 0
@@ -211,10 +164,10 @@ def attend(
 
     if mesh is None:
         return local(inputs, caches, metadata, selection)
-    by_data, by_head = PartitionSpec("data"), PartitionSpec("data", "tensor")
-    of_inputs = Inputs(*[by_data] * len(Inputs._fields))._replace(ql_nope=by_head, q_pe=by_head)
-    of_inputs = Inputs(*(None if value is None else spec for value, spec in zip(inputs, of_inputs, strict=True)))
-    specs = (of_inputs, by_data, by_data, by_data)
+    by_data: Any = PartitionSpec("data")  # a specification stands in the place of each array
+    by_head: Any = PartitionSpec("data", "tensor")
+    of_inputs = inputs._replace(**{name: by_data for name, value in inputs._asdict().items() if value is not None})
+    specs = (of_inputs._replace(ql_nope=by_head, q_pe=by_head), by_data, by_data, by_data)
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=specs, out_specs=Output(by_head, by_data, by_data), check_vma=False
     )
@@ -240,9 +193,11 @@ def _local(
         selection = None
     index_cache = caches.index_cache
     if path.selection in ("keys", "pages", "tokens"):
+        assert inputs.index_k is not None and index_cache is not None
         write = _function(config.kernels, "write_index_keys")
         index_cache = write(inputs.index_k.astype(index_cache.dtype), index_cache, metadata.out_cache_loc)
     if path.selection in ("pages", "tokens"):
+        assert index_cache is not None
         selection = _select(path, layer, config, inputs, index_cache, metadata)
     out, cache_kv = _attention(path, layer, config, inputs, caches.cache_kv, metadata, selection)
     return Output(out, Caches(cache_kv, index_cache), selection)
@@ -251,6 +206,7 @@ def _local(
 def _select(
     path: Path, layer: Layer, config: BackendConfig, inputs: Inputs, index_cache: jax.Array, metadata: Metadata
 ) -> Selection:
+    assert inputs.index_q is not None
     page_size, width = index_cache.shape[1], metadata.page_table.shape[1]
     arrays = dict(
         index_q=inputs.index_q.astype(index_cache.dtype),

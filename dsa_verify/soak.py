@@ -38,8 +38,9 @@ class Plan:
 def run(plan: Plan, on_result: Callable[[Case, tuple[Result, ...]], None]) -> list[Result]:
     """Judge scenarios `soak:SEED:0`, `soak:SEED:1`, ... until the time is up; the surfaces take turns.
 
-    Every provider gets the same scenarios. What one surface is to find in a random batch, its next turn finds in another
-    one: more batches are seen than if each went through all surfaces. Each failure of a provider, surface and check is shrunk; the results of the smallest scenario come last.
+    Every provider gets the same scenarios. What a surface is to find in one random batch, its next turn finds in
+    another: more batches are seen than if each went through all surfaces. Each failure of a provider, surface and check
+    is shrunk; the results of the smallest scenario come last.
     Raises `ConfigError` for an unknown provider or surface, and when the time was too short for a single case.
     """
     providers = plan.providers or suite.DEFAULT_PROVIDERS

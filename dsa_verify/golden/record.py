@@ -50,16 +50,22 @@ def describe(surface: Surface, scenario: Scenario, batch: Batch, expected: Expec
         band = score_band(chosen, Promise())[chosen.value > -np.inf]
         record["selection"] = [gaps(row) for row in chosen.best.tolist()]
         record["margin"] = margin(chosen, equal_keys=expected.keys is not None)
-        record["budget"] = {"band": number(band.sum())}
+        record["budget"] = {"band": number(band.sum())} | _of_keys(batch, expected)
     if expected.attention is not None:
         record |= _attention(surface, batch, expected.attention)
     if expected.keys is not None:
         single = key_budget(expected.keys, "float32")
         record["outputs"] = {"index keys": fingerprint(expected.keys.value, single)}
-        record["budget"] |= {"keys": number(key_budget(expected.keys, batch.index_cache.dtype)[batch.real].sum())}
     if expected.cache_kv is not None and surface.writes:
         record["cache_kv"] = cache(batch, expected.cache_kv)
     return record
+
+
+def _of_keys(batch: Batch, expected: Expected) -> dict[str, float]:
+    """The sum of the budgets of computed index keys, where there are some."""
+    if expected.keys is None:
+        return {}
+    return {"keys": number(key_budget(expected.keys, batch.index_cache.dtype)[batch.real].sum())}
 
 
 def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, object]:

@@ -23,11 +23,13 @@ ALLOWED = {
     "checks": {"numpy", "scipy", "batch"},
     "kernels": {"numpy", "ml_dtypes", "jax", "sgl_jax", "tpu_inference", "batch"},
     "runtime": {"numpy", "jax"},
-    "backend": {"jax", "kernels"},
-    "model": {"numpy", "jax", "kernels", "backend", "engine", "safetensors"},
+    "config": set(),
+    "backend": {"jax", "kernels", "config"},
+    "model": {"numpy", "jax", "ml_dtypes", "kernels", "backend", "config", "engine", "safetensors"},
     "verify": {"numpy", "jax", "oracle", "batch", "checks", "kernels", "runtime"},
     "engine": {"numpy", "batch"},
     "golden": {"numpy", "syrupy", "oracle", "batch", "checks", "kernels", "verify", "suite", "known", "__init__"},
+    "profile": {"numpy", "scipy"},
     "mutants": {"kernels", "batch", "numpy", "jax", "verify", "checks", "suite", "workers"},
 }
 # Files within a room that may import more.
@@ -35,6 +37,9 @@ EXCEPTIONS: dict[str, set[str]] = {
     "mutants/peers.py": {"click"},
     "kernels/providers/builtin.py": {"__init__"},
     "kernels/providers/jnp.py": {"__init__"},
+    "profile/heatmap.py": {"matplotlib"},
+    "profile/plots.py": {"matplotlib"},
+    "profile/recorder.py": {"jax"},
 }
 
 
@@ -92,6 +97,8 @@ def test_every_room_that_judges_or_defines_is_in_the_table():
         "import dsa_verify.plugin",
         "import dsa_verify.oracle, dsa_verify.checks, dsa_verify.batch.table",
         "import dsa_verify.runtime, dsa_verify.kernels.providers",
+        "import dsa_verify.engine",
+        "import dsa_verify.profile.analysis, dsa_verify.profile.page, dsa_verify.profile.recorder",
     ],
 )
 def test_import_does_not_load_jax(statement):

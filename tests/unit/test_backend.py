@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from dsa_verify import oracle
-from dsa_verify.backend import BackendConfig, Caches, Inputs, Layer, Metadata, Path, Selection, attend, path_of
+from dsa_verify.backend import Caches, Inputs, Layer, Metadata, Path, Selection, attend, path_of
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.requests import page_count
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS
+from dsa_verify.config import BackendConfig
 from dsa_verify.errors import ConfigError, ContractError
 from dsa_verify.evidence import Evidence, Promise, Run
 

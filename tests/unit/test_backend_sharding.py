@@ -35,9 +35,10 @@ def compare(mesh, mode: str, names: tuple[str, ...]):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from dsa_verify import oracle
-    from dsa_verify.backend import BackendConfig, Layer, attend
+    from dsa_verify.backend import Layer, attend
     from dsa_verify.batch.table import SCENARIOS
     from dsa_verify.checks.tolerance import attention_budget
+    from dsa_verify.config import BackendConfig
     from dsa_verify.evidence import Promise
     from tests.unit.test_backend import operands
 

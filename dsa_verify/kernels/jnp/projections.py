@@ -23,18 +23,18 @@ def project(
     Everything between the dtype's products and its results is float32; weights carry both scales, of heads and width.
     """
     heads, dim = weights_proj.shape[0], wk.shape[0]
-    query = _linear(q_lora, wq_b).reshape(-1, heads, dim)
-    key = _linear(hidden, wk)
+    query = linear(q_lora, wq_b).reshape(-1, heads, dim)
+    key = linear(hidden, wk)
     key = key - key.mean(axis=-1, keepdims=True)
     key = key * jax.lax.rsqrt((key * key).mean(axis=-1, keepdims=True) + convention.norm_eps)
     key = (key * k_norm + k_norm_bias)[:, None]
-    weights = _linear(hidden, weights_proj) * (heads * dim) ** -0.5
+    weights = linear(hidden, weights_proj) * (heads * dim) ** -0.5
     turn = turns(positions, convention.rotary)
     query, key = (rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))
     return query, key[:, 0], weights
 
 
-def _linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     """x [n, in] times weight [out, in] transposed, f32[n, out]."""
     return jnp.einsum("ni,oi->no", x, weight, precision="highest", preferred_element_type=jnp.float32)
 

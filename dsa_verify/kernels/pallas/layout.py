@@ -41,7 +41,7 @@ def block_span(cu_q_lens: jax.Array, blocks: int, block: int) -> tuple[jax.Array
     return first.astype(jnp.int32), last.astype(jnp.int32)
 
 
-def pad_to(x: jax.Array, length: int, axis: int = 0, value=0) -> jax.Array:
+def pad_to(x: jax.Array, length: int, axis: int = 0, value: float = 0) -> jax.Array:
     """Pad one axis at its end."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, length - x.shape[axis])
