@@ -30,6 +30,8 @@ class Promise:
     finite_memory: the kernel demands that memory nobody owns is finite, so that 0 * x is 0.
     summation: what the order of a query's sums depends on: `sequence`, on nothing but its own sequence; `step`, on its
       neighbours in the step too, but not on where pages lie in the pool; `any`, on whatever the kernel likes.
+    query_block: how many consecutive tokens share one fetch of each page that they need; 0 where nothing is promised of
+      what a kernel moves.
     logit_dtype, probability_dtype, score_dtype: what logits, softmax weights and index scores are rounded to;
       None for float32 (logits, scores) and for the cache's own dtype (weights).
     """
@@ -39,6 +41,7 @@ class Promise:
     write_rows: int = 1
     finite_memory: bool = False
     summation: Literal["sequence", "step", "any"] = "any"
+    query_block: int = 0
     logit_dtype: str | None = None
     probability_dtype: str | None = None
     score_dtype: str | None = None
@@ -110,6 +113,19 @@ class Expected:
     keys: Keys | None = None
 
 
+class Copies(Protocol):
+    """Copies between two memory spaces that the runtime counted; see `dsa_verify.runtime`."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def destination(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
 class Finding(Protocol):
     """A fault that the runtime saw, such as a race; see `dsa_verify.runtime`."""
 
@@ -122,10 +138,12 @@ class Finding(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of a kernel: named outputs (None when it failed), and what the runtime saw."""
+    """One execution of a kernel: named outputs (None when it failed), what the runtime saw, and the copies that it
+    counted (None on a device, which counts none)."""
 
     outputs: Mapping[str, np.ndarray] | None
     findings: tuple[Finding, ...] = ()
+    traffic: tuple[Copies, ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +171,8 @@ class Evidence:
     runs: `base`; `again`, the same call; `eager`, with every copy done at once (absent on a device);
       `dirty`, the same step in other dirty memory and with every odd sequence's data changed.
     reruns: by name of the check that asked for the variant.
+    reads: which pages of its sequence a token reads on this surface: `causal`, `selected`, `selected and own`, or
+      `nothing`.
     """
 
     batch: Batch
@@ -160,6 +180,7 @@ class Evidence:
     runs: Mapping[str, Run]
     promise: Promise = Promise()
     reruns: Mapping[str, Rerun] = field(default_factory=dict)
+    reads: Literal["causal", "selected", "selected and own", "nothing"] = "nothing"
 
     @property
     def base(self) -> Run:

@@ -48,7 +48,8 @@ def verify(
 
 
 def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple[str, ...]) -> dict[str, Verdict]:
-    """The verdict of each named check, save those that ask for a variant which the batch does not have.
+    """The verdict of each named check, save those that ask for a variant which the batch does not have, or for a
+    promise that the kernel does not make.
 
     Raises `ProviderError` when the kernel gives nothing that could be judged.
     """
@@ -56,7 +57,7 @@ def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple
     if isinstance(evidence, str):
         return dict.fromkeys(names, Verdict.not_verified(evidence))
     asked = (name for name in names if CHECKS[name].variant is None or name in evidence.reruns)
-    return {name: CHECKS[name].judge(evidence) for name in asked}
+    return {name: CHECKS[name].judge(evidence) for name in asked if CHECKS[name].promised(evidence.promise)}
 
 
 def batch_of(scenario: Scenario) -> Batch:
@@ -91,7 +92,7 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Coll
         runs["eager"] = execute(surface, kernel, batch, dma="eager")
     variants = {name: variant(batch) for name in names if (variant := CHECKS[name].variant) is not None}
     reruns = {name: rerun(surface, provider, variant) for name, variant in variants.items() if variant is not None}
-    return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise, reruns)
+    return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise, reruns, surface.reads)
 
 
 def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
@@ -153,7 +154,9 @@ def execute(
         raise ProviderError(f"the kernel raised {type(error).__name__}: {error}") from error
     if seen.outputs is None:
         return Run(None, seen.findings)
-    return Run(_named(surface, seen.outputs, {**axes, **_batch_axes(batch)}), seen.findings)
+    return Run(
+        _named(surface, seen.outputs, {**axes, **_batch_axes(batch)}), seen.findings, None if on_device() else seen.dma
+    )
 
 
 def _pools(surface: Surface, batch: Batch, left: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:

@@ -30,7 +30,9 @@ _DECODE = [
 ]
 _LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
 _WIDE = Bucket("wide-p16-f32", 16, "float32", 44, 12, 14, 96, 64)  # no whole number of query blocks
-BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE)}
+_PROMPT = Bucket("prompt-p16-f32", 16, "float32", 90, 2, 8, 24, 64)
+_NARROW = Bucket("narrow-p64-bf16", 64, "bfloat16", 16, 5, 3, 24, 2048, "mini-half-split")
+BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE, _PROMPT, _NARROW)}
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,20 @@ _OF_THEIR_OWN = (
             (151, 1), (17, 1), (147, 9), (6, 6), (18, 3), (3, 3), (160, 8), (37, 6), (5, 1), (16, 2), (15, 1), (1, 1)
         ),
         _WIDE,
+    ),
+    Scenario(
+        "whole-prompt-p16-f32",
+        "single",
+        "a prompt of several pages from its first token on: nothing is cached, every query sees another number of pages",
+        _seqs((87, 87)),
+        _PROMPT,
+    ),
+    Scenario(
+        "budget-above-table-p64-bf16",
+        "budget",
+        "a budget wider than the whole page table, as prompts of at most 2,048 tokens have it",
+        _seqs((190, 5), (64, 4), (7, 7)),
+        _NARROW,
     ),
     Scenario(
         "long-context-p128-bf16",

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.variants import Variant
-from dsa_verify.checks import cache, determinism, isolation, parity, races, selection
+from dsa_verify.checks import cache, determinism, isolation, parity, races, selection, traffic
 from dsa_verify.checks.invariance import INVARIANCES, invariances_for
-from dsa_verify.evidence import Evidence, Verdict
+from dsa_verify.evidence import Evidence, Promise, Verdict
 
 __all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
 
@@ -16,12 +16,14 @@ __all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
 class Check:
     """A demand: how it judges, and what it looks at beside the base run: named runs, or a variant of the batch.
 
-    A variant that a batch does not have (a single request has no other order) is None; the check is not made then.
+    A variant that a batch does not have (a single request has no other order) is None; the check is not made then, nor
+    where a kernel has not `promised` what it demands.
     """
 
     judge: Callable[[Evidence], Verdict]
     runs: tuple[str, ...] = ()
     variant: Callable[[Batch], Variant | None] | None = None
+    promised: Callable[[Promise], bool] = lambda promise: True
 
 
 CHECKS: dict[str, Check] = {
@@ -31,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "cache": Check(cache.judge),
     "isolation": Check(isolation.judge, ("dirty",)),
     "determinism": Check(determinism.judge, ("again",)),
+    "traffic": Check(traffic.judge, promised=lambda promise: promise.query_block > 0),
     **{name: Check(way.judge, variant=way.variant) for name, way in INVARIANCES.items()},
 }
 

@@ -85,7 +85,7 @@ def _campaign(selection: Selection):
     provenance = suite.provenance(sorted({mutant.provider for mutant in [*handwritten, *systematic]}))
     with _progress(len(handwritten) + len(systematic)) as done:
         settings = (selection.tier, selection.jobs, selection.cache, done)
-        fates = campaign.run([*handwritten, *systematic], *settings)
+        fates = campaign.run([*handwritten, *systematic], *settings, explained)
     split = len(handwritten)
     known = {*MUTANTS, *systematic_mutants()}
     return score.Score(fates[:split], fates[split:], explained, known), provenance

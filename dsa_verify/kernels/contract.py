@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from dsa_verify.errors import ContractError, unknown_name
 from dsa_verify.evidence import Promise
@@ -69,6 +69,13 @@ class Surface:
     @property
     def attends(self) -> bool:
         return "out" in self.outputs
+
+    @property
+    def reads(self) -> Literal["causal", "selected", "selected and own", "nothing"]:
+        """Which pages of its sequence a token reads."""
+        if "topk_pages" in self.arrays:
+            return "selected and own" if self.decode_only else "selected"
+        return "causal" if self.attends or self.selects else "nothing"
 
     @property
     def writes(self) -> bool:

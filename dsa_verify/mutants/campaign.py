@@ -5,7 +5,7 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -99,6 +99,7 @@ def run(
     jobs: int | None,
     folder: Path | None,
     on_fate: Callable[[Fate], None] = lambda fate: None,
+    explained: Collection[str] = (),
 ) -> list[Fate]:
     """Find out what becomes of each mutant, in their order.
 
@@ -107,6 +108,7 @@ def run(
       jobs: worker processes; one a core if None.
       folder: where results are kept and looked up, so that a campaign goes on where it was interrupted.
       on_fate: called with each result as it comes.
+      explained: names of mutants that change nothing: the cheapest scenarios may still say otherwise, the rest is left.
 
     Raises `StaleMutant` for a mutant whose source is gone, `ConfigError` for an unknown tier.
     """
@@ -121,7 +123,7 @@ def run(
     for deep in (False, True):  # most die of little; what is left is told early, and takes the time
         orders = [Order(m.name, hints[m.name]) for m in mutants if m.name not in fates]
         for fate in _round(orders, tier, deep, jobs):
-            if fate.killed or deep:
+            if fate.killed or deep or fate.name in explained:
                 fates[fate.name] = fate
                 _keep(folder, keys[fate.name], fate)
                 on_fate(fate)

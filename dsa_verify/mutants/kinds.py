@@ -68,6 +68,7 @@ NOT_EXPRESSIBLE: dict[str, str] = {
 """Kinds that no kernel-level surface can show, and why."""
 
 OTHER: dict[str, str] = {
+    "traffic": "pages are fetched that nobody needs",
     "index scale": "index scores lack a scale",
     "written": "cache write loses columns",
     "softmax": "running softmax keeps an old maximum's weight",

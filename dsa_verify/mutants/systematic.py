@@ -134,10 +134,17 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Children without what no run evaluates: arguments, annotations, docstrings, the alignment that is promised."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "multiple_of":
-        yield node.args[0]
-        return
+    """Children without what no run evaluates: arguments, annotations, docstrings, the alignment that is promised, and
+    the addresses of a copy that is only waited for: a wait counts bytes on a semaphore."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="multiple_of")):
+            yield node.args[0]
+            return
+        case ast.Call(
+            func=ast.Attribute(attr="wait", value=ast.Call(func=ast.Attribute(attr="make_async_copy")) as copy)
+        ):
+            yield copy.args[2]
+            return
     for name, value in ast.iter_fields(node):
         if name in ("args", "returns", "annotation") and not isinstance(value, list):
             continue
@@ -157,6 +164,7 @@ _SILENT_KEYWORDS = {
     "scratch_shapes": "more scratch memory than is used changes nothing, less is refused by the bounds check",
 }
 _SILENT_FUNCTIONS = {
+    "_whole_tiles": "layout of device memory: an interpreter has no tiles; tests/unit/test_compile.py has",
     "_query_block": "validation, and the choice of a tile size: speed, not results",
     "_pages_per_step": "likewise",
     "scratch": "shapes of scratch memory",

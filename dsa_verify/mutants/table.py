@@ -441,6 +441,17 @@ _MUTANTS = [
     Mutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
            Wrong(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     Mutant(
+        "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
+        Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], (visible + page_size - 1) // page_size, 0)",
+             "(visible + page_size - 1) // page_size"),
+        "several-zero-length-p16-f32", "traffic",
+    ),
+    Mutant(
+        "pages-behind-the-block", "traffic", *_DENSE,
+        Edit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1", "cu_q_lens[seq + 1] - 1"),
+        "many-requests-wide-p16-f32", "traffic",
+    ),
+    Mutant(
         "half-split-for-interleaved", "02", *_INDEXER,
         Edit("indexer", 'if convention.rope == "interleaved":', "if False:"),
         "single-extend-p16-f32", "cache",

@@ -18,7 +18,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dsa_verify.kernels.pallas.flash import contract, normalise, softmax_step
 from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
-from dsa_verify.shapes import align
 
 KEYS_PER_STEP = 512
 """Keys of one step: 655 KB of latent in bfloat16, and [512, lanes] float32 logits in VMEM."""
@@ -46,12 +45,13 @@ class Accumulator(NamedTuple):
 
         Args:
           q: [lanes, latent_width].
-          keys: [pages * page_size, latent_width]; rows that nobody sees may hold anything, NaN too.
-          last_seen: for each page i32[1, lanes], the last row of it that each lane sees; -1 for none.
+          keys: [keys, latent_width]; rows that nobody sees may hold anything, NaN too.
+          last_seen: for each of as many equal stretches of keys i32[1, lanes], the last row that each lane sees; -1
+            for none.
         """
-        rank, page_size = self.weighted.shape[0], keys.shape[0] // len(last_seen)
+        rank, stretch = self.weighted.shape[0], keys.shape[0] // len(last_seen)
         lanes = q.shape[0]
-        row = lax.broadcasted_iota(jnp.int32, (page_size, lanes), 0)
+        row = lax.broadcasted_iota(jnp.int32, (stretch, lanes), 0)
         visible = jnp.concatenate([(row <= last).astype(jnp.int32) for last in last_seen], axis=0)
         logits = jnp.where(visible > 0, contract(keys, q, (1, 1)) * sm_scale, -jnp.inf)
         state = (self.maximum[...], self.total[...])
@@ -76,9 +76,12 @@ def flat_queries(ql_nope: jax.Array, q_pe: jax.Array, tokens: int) -> jax.Array:
     return q.reshape(-1, q.shape[-1])
 
 
-def per_lane(per_token: jax.Array, blocks: int, heads: int, fill: int) -> jax.Array:
-    """Spread i32[tokens, ...] over the lanes of each block, i32[blocks, ..., query_block * heads]."""
+def per_lane(per_token: jax.Array, blocks: int, heads: int) -> jax.Array:
+    """Spread i32[tokens, ...] over the lanes of each block, i32[blocks, ..., query_block * heads].
+
+    Lanes behind the last token hold zeros, and what they give is dropped.
+    """
     rows = per_token.reshape(per_token.shape[0], -1)
-    block = align(rows.shape[0], blocks) // blocks
-    rows = pad_to(rows, blocks * block, value=fill).reshape(blocks, block, -1)
+    block = -(-rows.shape[0] // blocks)
+    rows = pad_to(rows, blocks * block).reshape(blocks, block, -1)
     return jnp.repeat(jnp.swapaxes(rows, 1, 2), heads, axis=2)

@@ -109,7 +109,7 @@ def _kernel(first, slot, length, count, rows_hbm, cache_hbm, out_hbm, windows, t
     def wait_write(run, lane):
         pltpu.make_async_copy(tiles.at[lane], tile_at(run), sems.at[1, lane]).wait()
 
-    @pl.loop(0, (count[0] + IN_FLIGHT - 1) // IN_FLIGHT)
+    @pl.loop(0, pl.cdiv(count[0], IN_FLIGHT))
     def _(group):
         first_run = group * IN_FLIGHT
         here = jnp.minimum(IN_FLIGHT, count[0] - first_run)

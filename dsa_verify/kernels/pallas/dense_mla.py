@@ -61,7 +61,7 @@ def dense_mla(
         flat_queries(ql_nope, q_pe, blocks * block),
         cache,
         metadata,
-        per_lane(jnp.stack(placement, axis=1), blocks, heads, -1),
+        per_lane(jnp.stack(placement, axis=1), blocks, heads),
         block=block,
         rank=rank,
         sm_scale=sm_scale,
@@ -105,10 +105,10 @@ def _kernel(
     softmax.clear()
 
     def causal_pages(seq):
-        """Pages of a sequence up to its last token in this block."""
+        """Pages of a sequence up to its last token in this block; none without a token, nor of padding."""
         last_row = jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1
         visible = kv_lens[seq] - cu_q_lens[seq + 1] + last_row + 1
-        return jnp.where(kv_lens[seq] > 0, (visible + page_size - 1) // page_size, 0)
+        return jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)
 
     def for_each_copy(seq, at, slot, action):
         pages = causal_pages(seq)
@@ -130,8 +130,10 @@ def _kernel(
         for_each_copy(seq, at, slot, lambda copy: copy.wait())
         keys = buffers[slot].reshape(step * page_size, width)
         lane_seq, position = places[0, 0:1], places[0, 1:2]
-        last_seen = [jnp.where(lane_seq == seq, position - (at * step + i) * page_size, -1) for i in range(step)]
-        softmax.add(q_ref[...], keys, last_seen, sm_scale)
+        last_seen = jnp.where(lane_seq == seq, position - at * step * page_size, -1)
+        softmax.add(
+            q_ref[...], keys, [last_seen], sm_scale
+        )  # a sequence's pages of a step are one stretch of positions
         return next_seq, next_at, 1 - slot
 
     begin = (first_seq[this], jnp.int32(0), jnp.int32(0))

@@ -13,12 +13,11 @@ def contract(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
     float32 operands ask for full precision: the MXU's default would round them to bfloat16.
     """
-    exact = a.dtype == jnp.float32
     return lax.dot_general(
         a,
         b,
         (((axes[0],), (axes[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT,
         preferred_element_type=jnp.float32,
     )
 

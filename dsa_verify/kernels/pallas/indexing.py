@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dsa_verify.errors import ContractError
 from dsa_verify.kernels.contract import SURFACES, check_call
-from dsa_verify.kernels.pallas.layout import pad_to
+from dsa_verify.kernels.pallas.layout import block_span, pad_to
 from dsa_verify.shapes import LANES, align
 
 QUERY_BLOCK = 128
@@ -92,7 +92,7 @@ def prepare(
             f"{surface}: index_q is {queries.dtype} and index_cache {cache.dtype}, expected both float32 or both "
             f"bfloat16; cast index_q, the cache is too large to copy."
         )
-    heads = align(axes["index_n_heads"], 32 // cache.dtype.itemsize)
+    heads = _whole_tiles(axes["index_n_heads"], cache.dtype)
     tiling = Tiling(
         query_block=_query_block(surface, tokens, query_block),
         heads=heads,
@@ -106,6 +106,10 @@ def prepare(
         cache,
         tiling,
     )
+
+
+def _whole_tiles(heads: int, dtype: Any) -> int:
+    return align(heads, 32 // dtype.itemsize)
 
 
 def _query_block(surface: str, tokens: int, given: int) -> int:
@@ -131,15 +135,13 @@ def _pages_per_step(surface: str, page_size: int, given: int | None) -> int:
 
 def _work(page_table: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int, tiling: Tiling) -> Work:
     """Find the sequences of each block; those without queries or keys do not count at either end of the range."""
-    begin = jnp.arange(pl.cdiv(tokens, tiling.query_block), dtype=jnp.int32)[:, None] * tiling.query_block
-    first, end = cu_q_lens[:-1], cu_q_lens[1:]
-    last_row = jnp.minimum(begin + tiling.query_block, end)
-    present = (jnp.maximum(begin, first) < last_row) & (kv_lens > 0)
-    seq = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
-    first_seq = jnp.min(jnp.where(present, seq, kv_lens.shape[0] - 1), axis=1)
-    last_seq = jnp.max(jnp.where(present, seq, -1), axis=1)
-    steps = jnp.max(jnp.where(present, pl.cdiv(last_row - end + kv_lens, tiling.step_tokens), 0), axis=1)
-    return Work(page_table, kv_lens, cu_q_lens, first_seq, jnp.maximum(last_seq - first_seq + 1, 0), steps)
+    blocks, seq = pl.cdiv(tokens, tiling.query_block), jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
+    first, last = (edge[:, None] for edge in block_span(cu_q_lens, blocks, tiling.query_block))
+    present = (seq >= first) & (seq < last) & (kv_lens > 0)
+    first_seq = jnp.min(jnp.where(present, seq, seq[-1]), axis=1)
+    seqs = jnp.max(jnp.where(present, seq - first_seq[:, None] + 1, 0), axis=1)
+    steps = jnp.max(jnp.where(present, pl.cdiv(kv_lens, tiling.step_tokens), 0), axis=1)
+    return Work(page_table, kv_lens, cu_q_lens, first_seq, seqs, steps)
 
 
 def launch(kernel: Callable[["Scorer", Any], None], call: Call, width: int, windows: int, name: str) -> jax.Array:
@@ -236,7 +238,7 @@ class Scorer:
             self._start(self._item(block, ahead), lax.rem(ahead, BUFFERS))
             item, buffer = self._item(block, index), lax.rem(index, BUFFERS)
             self._wait(item, buffer)
-            pl.when(item.pages > 0)(lambda: self._tiles(block, item, buffer, consume))
+            self._tiles(item, buffer, consume)
 
     def _item(self, block: Block, index: Any) -> Item:
         """Item `index` of a block; an empty one beyond the last, so that fetching ahead needs no special case."""
@@ -263,7 +265,7 @@ class Scorer:
             # A wait counts bytes: page 0 stands for the page that was fetched, whose id need not be read again.
             pltpu.make_async_copy(self.cache.at[0], self.keys.at[buffer, n], self.sems.at[buffer]).wait()
 
-    def _tiles(self, block: Block, item: Item, buffer: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
+    def _tiles(self, item: Item, buffer: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
         first_key = item.first_page * self.tiling.page_size
         first_row = jnp.maximum(item.first_row, first_key - item.shift)  # earlier ones see none of these keys
 

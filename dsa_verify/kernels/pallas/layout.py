@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from dsa_verify.shapes import LANES, align
 
 NOBODY = -1
-"""Sequence and position of a padding token."""
+"""Sequence and slot of a padding token."""
 
 
 class Placement(NamedTuple):
-    """Sequence and position of every token, i32[tokens]; -1 for padding."""
+    """Sequence of every token, i32[tokens], -1 for padding, which has no meaningful position; and its position."""
 
     seq: jax.Array
     position: jax.Array
@@ -27,10 +27,9 @@ def place(kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int) -> Placement:
     """Find each token's sequence and position from i32[seqs] and i32[seqs + 1] metadata."""
     token = jnp.arange(tokens, dtype=jnp.int32)
     seq = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
-    at = jnp.minimum(seq, kv_lens.shape[0] - 1)
-    position = kv_lens[at] - cu_q_lens[at + 1] + token
+    position = kv_lens[seq] - cu_q_lens[seq + 1] + token  # of the last sequence, for tokens behind it
     real = (token < cu_q_lens[-1]) & (position >= 0)
-    return Placement(jnp.where(real, at, NOBODY), jnp.where(real, position, NOBODY))
+    return Placement(jnp.where(real, seq, NOBODY), position)
 
 
 def block_span(cu_q_lens: jax.Array, blocks: int, block: int) -> tuple[jax.Array, jax.Array]:
@@ -60,7 +59,6 @@ def latent_rows(nope: jax.Array, pe: jax.Array) -> jax.Array:
 
 def slots(page_table: jax.Array, placement: Placement, page_size: int) -> jax.Array:
     """Physical slot of every token's own position, i32[tokens]; -1 for padding."""
-    seq = jnp.maximum(placement.seq, 0)
-    position = jnp.maximum(placement.position, 0)
+    seq, position = placement
     slot = page_table[seq, position // page_size] * page_size + position % page_size
-    return jnp.where(placement.seq >= 0, slot, NOBODY)
+    return jnp.where(seq >= 0, slot, NOBODY)

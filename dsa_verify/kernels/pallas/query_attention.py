@@ -56,11 +56,10 @@ def query_attention(
     """
     tokens, heads, width = q.shape
     page_size = cache.shape[1]
-    step = pages_per_step or max(1, KEYS_PER_STEP // page_size)
-    step = min(step, physical.shape[1])
-    entries = align(physical.shape[1], step)
+    step = _pages_per_step(page_size, physical.shape[1], pages_per_step)
+    steps = pl.cdiv(physical.shape[1], step)
     lists = jnp.concatenate(
-        [pad_to(physical, entries, 1, -1), pad_to(logical, entries, 1, -1), positions[:, None]], axis=1
+        [pad_to(physical, steps * step, 1, -1), pad_to(logical, steps * step, 1), positions[:, None]], axis=1
     )[:, None]
     q = pad_to(q, align(heads, SUBLANES), axis=1)
     here = pl.BlockSpec((1, 1, lists.shape[2]), lambda t: (t, 0, 0), memory_space=pltpu.SMEM)
@@ -68,7 +67,7 @@ def query_attention(
         (1, 1, lists.shape[2]), lambda t: (jnp.minimum(t + 1, tokens - 1), 0, 0), memory_space=pltpu.SMEM
     )
     out = pl.pallas_call(
-        lambda *refs: _kernel(*refs, step=step, entries=entries, rank=rank, sm_scale=sm_scale),
+        lambda *refs: _kernel(*refs, step=step, steps=steps, rank=rank, sm_scale=sm_scale),
         grid=(tokens,),
         in_specs=[
             here,
@@ -88,10 +87,14 @@ def query_attention(
     return out[:, :heads]
 
 
+def _pages_per_step(page_size: int, listed: int, given: int | None) -> int:
+    return min(given or max(1, KEYS_PER_STEP // page_size), listed)
+
+
 def _kernel(
-    lists, next_lists, q_ref, cache_hbm, out_ref, pages, sems, *, step: int, entries: int, rank: int, sm_scale: float
+    lists, next_lists, q_ref, cache_hbm, out_ref, pages, sems, *, step: int, steps: int, rank: int, sm_scale: float
 ):
-    token, steps = pl.program_id(0), entries // step
+    token, entries = pl.program_id(0), steps * step
     page_size, width = pages.shape[2:]
     position = lists[0, 0, 2 * entries]
 

@@ -48,10 +48,9 @@ def sparse_mla_decode(
     rows = latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype)
     cache = write_rows(rows, cache_kv, slots(page_table, here, page_size))
 
-    own = jnp.maximum(here.position, 0)[:, None] // page_size
+    own = here.position[:, None] // page_size  # rounds down, so that padding has page -1
     logical = jnp.concatenate([jnp.where(topk_pages == own, -1, topk_pages), own], axis=1)
-    listed = (logical >= 0) & (kv_lens[:, None] > 0)
-    physical = jnp.where(listed, jnp.take_along_axis(page_table, jnp.maximum(logical, 0), axis=1), -1)
+    physical = jnp.where(logical >= 0, jnp.take_along_axis(page_table, logical, axis=1), -1)
     out = query_attention(
         latent_rows(ql_nope, q_pe),
         cache,

@@ -47,9 +47,8 @@ def sparse_mla_prefill(
     cache = write_rows(latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype), cache_kv, out_cache_loc)
     token = jnp.arange(positions.shape[0], dtype=jnp.int32)
     seq = jnp.searchsorted(cu_q_lens[1:], token, side="right")
-    mine = page_table[jnp.minimum(seq, page_table.shape[0] - 1)]
-    listed = (topk_pages >= 0) & (positions[:, None] >= 0)
-    physical = jnp.where(listed, jnp.take_along_axis(mine, jnp.maximum(topk_pages, 0), axis=1), -1)
+    # Tokens behind the last sequence read the last row, and select nothing.
+    physical = jnp.where(topk_pages >= 0, jnp.take_along_axis(page_table[seq], topk_pages, axis=1), -1)
     out = query_attention(
         latent_rows(ql_nope, q_pe),
         cache,

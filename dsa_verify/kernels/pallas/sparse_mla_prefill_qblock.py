@@ -58,15 +58,15 @@ def sparse_mla_prefill_qblock(
     cache = write_rows(latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype), cache_kv, out_cache_loc)
     tokens, heads, _ = ql_nope.shape
     blocks = -(-tokens // query_block)
-    entries = _entries(topk_pages, positions, cu_q_lens, page_table.shape[1])
+    entries = _entries(topk_pages, cu_q_lens, page_table.shape[1])
     union = _union(pad_to(entries, blocks * query_block, value=NO_ENTRY), blocks, page_table.size)
     out, lse = _attend(
         flat_queries(ql_nope, q_pe, blocks * query_block),
         cache,
         union,
-        page_table.reshape(-1)[jnp.minimum(union, page_table.size - 1)],
-        per_lane(entries, blocks, heads, NO_ENTRY),
-        per_lane(positions, blocks, heads, -1),
+        page_table.reshape(-1)[union],  # any page for `NO_ENTRY`, which is not fetched
+        per_lane(entries, blocks, heads),
+        per_lane(positions, blocks, heads),
         rank=ql_nope.shape[2],
         sm_scale=sm_scale,
         pages_per_seq=page_table.shape[1],
@@ -75,20 +75,18 @@ def sparse_mla_prefill_qblock(
     return out.reshape(-1, heads, ql_nope.shape[2])[:tokens], lse.reshape(-1, heads)[:tokens], cache
 
 
-def _entries(topk_pages: jax.Array, positions: jax.Array, cu_q_lens: jax.Array, pages_per_seq: int) -> jax.Array:
+def _entries(topk_pages: jax.Array, cu_q_lens: jax.Array, pages_per_seq: int) -> jax.Array:
     """Page table entry of every selected page, i32[tokens, k]; `NO_ENTRY` where nothing is selected."""
-    token = jnp.arange(positions.shape[0], dtype=jnp.int32)
+    token = jnp.arange(topk_pages.shape[0], dtype=jnp.int32)
     seq = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
-    selected = (topk_pages >= 0) & (positions[:, None] >= 0)
-    return jnp.where(selected, seq[:, None] * pages_per_seq + topk_pages, NO_ENTRY)
+    return jnp.where(topk_pages >= 0, seq[:, None] * pages_per_seq + topk_pages, NO_ENTRY)
 
 
 def _union(entries: jax.Array, blocks: int, table_size: int) -> jax.Array:
     """Distinct entries of each block in ascending order, i32[blocks, most]; `NO_ENTRY` fills the tail."""
     ordered = jnp.sort(entries.reshape(blocks, -1), axis=1)
     repeated = jnp.pad(ordered[:, 1:] == ordered[:, :-1], ((0, 0), (1, 0)))
-    most = min(ordered.shape[1], table_size)
-    return jnp.sort(jnp.where(repeated, NO_ENTRY, ordered), axis=1)[:, :most]
+    return jnp.sort(jnp.where(repeated, NO_ENTRY, ordered), axis=1)[:, :table_size]
 
 
 def _attend(q, cache, union, physical, entries, positions, *, rank, sm_scale, pages_per_seq, step):
@@ -96,7 +94,7 @@ def _attend(q, cache, union, physical, entries, positions, *, rank, sm_scale, pa
     _, page_size, width = cache.shape
     most = align(union.shape[1], step)
     count = jnp.sum(union != NO_ENTRY, axis=1, dtype=jnp.int32)
-    lists = jnp.concatenate([pad_to(union, most, 1, NO_ENTRY), pad_to(physical, most, 1), count[:, None]], 1)[:, None]
+    lists = jnp.concatenate([pad_to(union, most, 1), pad_to(physical, most, 1), count[:, None]], 1)[:, None]
     return pl.pallas_call(
         lambda *refs: _kernel(*refs, sm_scale=sm_scale, pages_per_seq=pages_per_seq, step=step, most=most),
         grid=(blocks,),
@@ -127,19 +125,20 @@ def _kernel(
 ):  # fmt: skip
     page_size, width = ring.shape[2:]
     count = lists[0, 0, 2 * most]
-    steps = (count + step - 1) // step
     softmax = Accumulator(*accumulator)
     softmax.clear()
 
     def for_each_copy(at, action):
+        slot = lax.rem(at, RING)
         for i in range(step):
-            page = lists[0, 0, most + at * step + i]
-            slot = lax.rem(at, RING)
-            copy = pltpu.make_async_copy(cache_hbm.at[page], ring.at[slot, i], sems.at[slot])
-            pl.when(at * step + i < count)(lambda copy=copy: action(copy))
+
+            @pl.when(at * step + i < count)
+            def _(i=i):
+                page = lists[0, 0, most + at * step + i]
+                action(pltpu.make_async_copy(cache_hbm.at[page], ring.at[slot, i], sems.at[slot]))
 
     def start(at):
-        pl.when(at < steps)(lambda: for_each_copy(at, lambda copy: copy.start()))
+        for_each_copy(at, lambda copy: copy.start())
 
     def last_seen(at, i):
         """The last row of page i of a step that each lane sees; -1 where it did not select the page."""
@@ -152,7 +151,7 @@ def _kernel(
     for ahead in range(RING - 1):
         start(ahead)
 
-    @pl.loop(0, steps)
+    @pl.loop(0, pl.cdiv(count, step))
     def _(at):
         start(at + RING - 1)
         for_each_copy(at, lambda copy: copy.wait())

@@ -20,21 +20,23 @@ def load() -> Provider:
     from dsa_verify.kernels import pallas
 
     # A query takes its sequence's pages in order, from the first or as listed; what else a block does adds exact zeros.
-    own = Promise(summation="sequence")
-    union = Promise(summation="step")  # pages of the block's other queries decide which pages make a step
+    index = Promise(summation="sequence", **INDEX_BLOCK)
+    dense = Promise(summation="sequence", **BLOCK)
+    query = Promise(summation="sequence", query_block=1)
+    union = Promise(summation="step", **BLOCK)  # pages of the block's other queries decide which pages make a step
     return Provider(
         name="builtin",
         version=__version__,
         kernels={
-            "index_topk": Kernel(_smallest_steps(pallas.index_topk), own),
-            "index_page_topk": Kernel(_smallest_steps(pallas.index_page_topk), own),
-            "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK), own),
-            "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP), own),
-            "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP), own),
+            "index_topk": Kernel(_smallest_steps(pallas.index_topk), index),
+            "index_page_topk": Kernel(_smallest_steps(pallas.index_page_topk), index),
+            "dense_mla": Kernel(partial(pallas.dense_mla, **STEP, **BLOCK), dense),
+            "sparse_mla_decode": Kernel(partial(pallas.sparse_mla_decode, **STEP), query),
+            "sparse_mla_prefill": Kernel(partial(pallas.sparse_mla_prefill, **STEP), query),
             "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK), union),
-            "cache_write": Kernel(pallas.cache_write),
+            "cache_write": Kernel(pallas.cache_write, Promise(query_block=1)),
             # Row n of a matrix product may be summed as XLA likes for where it stands.
-            "indexer": Kernel(_smallest_steps(pallas.indexer)),
+            "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(**INDEX_BLOCK)),
         },
     )
 

@@ -1,0 +1,186 @@
+"""`dsa-verify profile`: what the indexer selects, as numbers, plots and one page."""
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _Numbers(click.ParamType):
+    """Whole numbers, separated by commas, none below `least` and none twice."""
+
+    name = "numbers"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value, param, ctx) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isascii() and part.isdigit() and int(part) >= self.least for part in parts):
+            self.fail(f"{value!r} is no list of whole numbers from {self.least} up, as in 16,32", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What `dsa-verify profile` was asked to measure."""
+
+    files: tuple[Path, ...]
+    model: Path | None
+    trace: Path | None
+    layers: tuple[int, ...]
+    block_sizes: tuple[int, ...]
+    queries: int
+    page_size: int
+    out: Path
+    plots: bool
+
+
+@click.command("profile")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
+@click.option("--model", type=_FOLDER, metavar="DIR", help="A Hugging Face checkpoint to read FILEs with.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.npz", help="Selections recorded elsewhere.")
+@click.option("--layers", type=_Numbers(0), metavar="N,N", default=(), help="[default: all that are there]")
+@click.option(
+    "--block-sizes", type=_Numbers(1), metavar="N,N", default="16,32,64,128,256", show_default=True,
+    help="Queries in a block.",
+)  # fmt: skip
+@click.option(
+    "--queries", type=click.IntRange(min=1), metavar="N", default=2048, show_default=True,
+    help="Length of the window, at the end.",
+)  # fmt: skip
+@click.option("--page-size", type=click.IntRange(min=1), metavar="N", default=64, show_default=True)
+@click.option("--out", type=_FOLDER, metavar="DIR", default=Path("profile-out"), show_default=True)
+@click.option("--plots/--no-plots", default=True, help="Draw pictures; needs dsa-verify[profile].  [default: plots]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+def profile(as_json: bool, **options) -> None:
+    """Measure what the indexer selects: overlap of neighbouring queries, sinks, strides, pages and bytes.
+
+    The selections are those of a prefill of FILEs, or come from a trace that was recorded elsewhere.
+    """
+    from dsa_verify.cli import _stdout_to_stderr
+    from dsa_verify.report import terminal
+
+    start = time.perf_counter()
+    with _stdout_to_stderr():
+        found, document, paths = _measure(Selection(**options), start)
+    if found.left_out:
+        sizes = ", ".join(map(str, found.left_out))
+        click.echo(f"dsa-verify: left out block sizes {sizes}, which are larger than the window", err=True)
+    if as_json:
+        click.echo(json.dumps(document, allow_nan=False, indent=1))
+        return
+    terminal.stdout().print(_table(document["layers"]))
+    for pattern in document["patterns"]:
+        click.echo(_sentence(pattern))
+    click.echo(f"profile: {len(paths)} files in {options['out']}, {time.perf_counter() - start:.1f} s")
+
+
+def _measure(selection: Selection, start: float):
+    """Read or record a trace, measure it and write everything; returns the profile, the document and the paths."""
+    from dsa_verify.errors import ConfigError
+    from dsa_verify.profile import analysis, page, prefill, trace
+
+    if (selection.trace is None) == (not selection.files):
+        raise ConfigError("give either FILEs to read or --trace FILE.npz, one of both")
+    if selection.trace is not None and selection.model is not None:
+        raise ConfigError("--model reads FILEs; with --trace there are none, so leave it out")
+    if selection.trace is not None:
+        recorded = trace.load(selection.trace, selection.layers)
+    else:
+        settings = prefill.Settings(selection.layers, selection.queries, selection.page_size)
+        recorded = prefill.trace_of(selection.files, selection.model, settings)
+    plan = analysis.Plan(selection.block_sizes, selection.queries, selection.page_size)
+    with _progress() as tell:
+        found = analysis.analyse(recorded, plan, tell)
+        document = _document(found, start)
+        try:
+            selection.out.mkdir(parents=True, exist_ok=True)
+            pictures = _pictures(found, selection, tell)
+            paths = page.write(found, document, pictures, selection.out)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {selection.out}: {error}; give another folder with --out") from error
+    return found, document, [*paths, *(one.path for one in pictures)]
+
+
+def _pictures(found, selection: Selection, tell):
+    if not selection.plots:
+        return []
+    from dsa_verify.profile import plots
+
+    tell("drawing")
+    return plots.draw(found, selection.out)
+
+
+class _progress:
+    """What is being done, in one line on stderr that is rewritten; only on a terminal."""
+
+    def __enter__(self):
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        self.status = console.status("profile") if console.is_terminal else None
+        if self.status:
+            self.status.start()
+        return self.tell
+
+    def tell(self, what: str) -> None:
+        if self.status:
+            self.status.update(f"profile: {what}")
+
+    def __exit__(self, *_) -> None:
+        if self.status:
+            self.status.stop()
+
+
+def _document(found, start: float) -> dict:
+    import numpy
+
+    import dsa_verify
+    from dsa_verify.report.outcome import SCHEMA
+
+    numbers = found.to_json()
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(["dsa-verify", *sys.argv[1:]]),
+        "seconds": round(time.perf_counter() - start, 3),
+        "provenance": {
+            "dsa_verify": dsa_verify.__version__,
+            "python": sys.version.split()[0],
+            "numpy": numpy.__version__,
+            "source": numbers.pop("source"),
+        },
+        **numbers,
+    }
+
+
+def _table(rows):
+    """Layer x block size."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("layer", "block\nsize", "inter-\nsection", "union", "sinks", "pages\na query", "pages\na block"):
+        table.add_column(heading, justify="right", vertical="bottom")
+    for row in rows:
+        numbers = [row[name] for name in ("mean_intersection", "mean_union", "sinks", "pages_per_query")]
+        cells = [f"{number:,.1f}" for number in (*numbers, row["pages_per_block"])]
+        table.add_row(str(row["layer"]), str(row["block_size"]), *cells, end_section=row is rows[-1])
+    return table
+
+
+def _sentence(pattern) -> str:
+    strides = ", ".join(f"every {stride['period']:g} tokens ({stride['share']:.0%})" for stride in pattern["strides"])
+    return (
+        f"layer {pattern['layer']}: of {pattern['mean_selected']:,.0f} positions a query, {pattern['local_share']:.0%} "
+        f"in a local window of {pattern['local_window']:,}, {pattern['sink_share']:.0%} in {pattern['sinks']:,} sinks, "
+        f"strides: {strides or 'none'}"
+    )
