@@ -30,7 +30,7 @@ _DECODE = [
 ]
 _LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
 _WIDE = Bucket("wide-p16-f32", 16, "float32", 44, 12, 14, 96, 64)  # no whole number of query blocks
-_PROMPT = Bucket("prompt-p16-f32", 16, "float32", 62, 2, 5, 20, 32)
+_PROMPT = Bucket("prompt-p16-f32", 16, "float32", 58, 2, 5, 20, 32)
 _NARROW = Bucket("narrow-p64-bf16", 64, "bfloat16", 16, 5, 3, 24, 2048, "mini-half-split")
 BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE, _PROMPT, _NARROW)}
 
@@ -359,7 +359,7 @@ _OF_THEIR_OWN = (
         "whole-prompt-p16-f32",
         "single",
         "a prompt of several pages from its first token on: nothing is cached, queries see different numbers of pages",
-        _seqs((61, 61)),
+        _seqs((57, 57)),
         _PROMPT,
     ),
     Scenario(
