@@ -31,8 +31,9 @@ _DECODE = [
 _LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
 _WIDE = Bucket("wide-p16-f32", 16, "float32", 44, 12, 14, 96, 64)  # no whole number of query blocks
 _PROMPT = Bucket("prompt-p16-f32", 16, "float32", 58, 2, 5, 20, 32)
+_LONG_PROMPT = Bucket("long-prompt-p16-f32", 16, "float32", 152, 2, 12, 32, 64)
 _NARROW = Bucket("narrow-p64-bf16", 64, "bfloat16", 16, 5, 3, 24, 2048, "mini-half-split")
-BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE, _PROMPT, _NARROW)}
+BUCKETS = {bucket.name: bucket for bucket in (*_EXTEND, *_DECODE, _LONG, _WIDE, _PROMPT, _LONG_PROMPT, _NARROW)}
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,14 @@ _OF_THEIR_OWN = (
         "a prompt of several pages from its first token on: nothing is cached, queries see different numbers of pages",
         _seqs((57, 57)),
         _PROMPT,
+    ),
+    Scenario(
+        "whole-long-prompt-p16-f32",
+        "single",
+        "a prompt of ten pages and a budget of four: attention that stops at some page of what it computed itself",
+        _seqs((151, 151)),
+        _LONG_PROMPT,
+        tier="full",
     ),
     Scenario(
         "budget-above-table-p64-bf16",
