@@ -107,8 +107,8 @@ _MUTANTS = [
         "first-request-pages", "25", *_PREFILL,
         Edit(
             "sparse_mla_prefill",
-            "mine = page_table[jnp.minimum(seq, page_table.shape[0] - 1)]",
-            "mine = page_table[jnp.minimum(seq, 0)]",
+            "jnp.take_along_axis(page_table[seq], topk_pages, axis=1)",
+            "jnp.take_along_axis(page_table[0 * seq], topk_pages, axis=1)",
         ),
         "several-unequal-p16-f32", "parity",
     ),
@@ -211,14 +211,14 @@ _MUTANTS = [
         "own-page-forgotten", "own", *_DECODE,
         Edit(
             "sparse_mla_decode",
-            "listed = (logical >= 0) & (kv_lens",
-            "listed = (logical >= 0) & (logical != own) & (kv_lens",
+            "jnp.where(logical >= 0, ",
+            "jnp.where((logical >= 0) & (logical != own), ",
         ),
         "masked-decode-d16-bf16", "parity",
     ),
     Mutant(
         "selection-ignored", "39", "jnp", "sparse_mla_prefill",
-        Edit("attention", "    if pages is not None:\n", "    if pages is None:\n"),
+        Edit("attention", "    if chosen is not None:\n        visible &= chosen\n", ""),
         "single-extend-p16-f32", "parity",
     ),
     Mutant(
@@ -442,8 +442,8 @@ _MUTANTS = [
            Wrong(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     Mutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
-        Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], (visible + page_size - 1) // page_size, 0)",
-             "(visible + page_size - 1) // page_size"),
+        Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",
+             "pl.cdiv(visible, page_size)"),
         "several-zero-length-p16-f32", "traffic",
     ),
     Mutant(
