@@ -109,19 +109,15 @@ def forward(static: Static, params: Params, step: Step, pools: tuple[Caches, ...
     turn = turns(positions, config.rotary)
     selection, selections, written = None, [], []
     for number, layer in enumerate(_layers(config)):
-        of_layer = _Weights(params, f"layers.{number}.")
-        x = rms_norm(hidden, of_layer("input_layernorm.weight"), config.rms_norm_eps)
-        inputs = _project(config, of_layer, x, turn, positions, layer.kind == "full")
+        w = LayerWeights(params, f"layers.{number}.")
+        x = rms_norm(hidden, w("input_layernorm.weight"), config.rms_norm_eps)
+        inputs = project_layer(config, w, x, turn, positions, layer.kind == "full")
         output = attend(layer, static.mode, static.backend, inputs, pools[number], step.metadata, selection)
         selection = output.selection
         selections.append(selection if layer.kind == "full" else None)
         written.append(output.caches)
-        hidden = hidden + _back(of_layer, output.out, hidden.dtype)
-        x = rms_norm(hidden, of_layer("post_attention_layernorm.weight"), config.rms_norm_eps)
-        sparse = config.mlp_layer_types[number] == "sparse"
-        hidden = hidden + (_experts(config, of_layer, x) if sparse else _gated(of_layer, "mlp.", x)).astype(
-            hidden.dtype
-        )
+        hidden = residual_of_attention(w, hidden, output.out)
+        hidden = residual_of_mlp(config, w, hidden, config.mlp_layer_types[number] == "sparse")
     rows = rms_norm(hidden[step.last], params["norm.weight"], config.rms_norm_eps)
     return Result(linear(rows, params["lm_head.weight"]), tuple(written), tuple(selections))
 
@@ -134,7 +130,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class LayerWeights:
     """The weights of one layer by their names within it."""
 
     params: Params
@@ -143,13 +139,18 @@ class _Weights:
     def __call__(self, name: str) -> jax.Array:
         return self.params[self.prefix + name]
 
+    def names(self) -> dict[str, jax.Array]:
+        """The layer's weights alone, by their names within it."""
+        cut = len(self.prefix)
+        return {name[cut:]: value for name, value in self.params.items() if name.startswith(self.prefix)}
+
 
 def _layers(config: ModelConfig) -> list[Layer]:
     return [Layer(kind, config.index_topk, config.sm_scale) for kind in config.indexer_types]  # pyright: ignore[reportArgumentType]
 
 
-def _project(
-    config: ModelConfig, w: _Weights, x: jax.Array, turn: jax.Array, positions: jax.Array, indexer: bool
+def project_layer(
+    config: ModelConfig, w: LayerWeights, x: jax.Array, turn: jax.Array, positions: jax.Array, indexer: bool
 ) -> Inputs:
     """Everything that attention and the indexer take of x [tokens, hidden_size]."""
     dtype, rank = x.dtype, config.kv_lora_rank
@@ -170,18 +171,24 @@ def _project(
     return Inputs(absorbed.astype(dtype), q_pe, c_kv, k_pe[:, 0], *index)
 
 
-def _back(w: _Weights, attended: jax.Array, dtype) -> jax.Array:
-    """What was attended in latent space [tokens, heads, kv_lora_rank] as a part of the residual stream."""
-    values = jnp.einsum("thr,hvr->thv", attended, w("self_attn.w_uv"), precision="highest").astype(dtype)
-    return linear(values.reshape(len(values), -1), w("self_attn.o_proj.weight")).astype(dtype)
+def residual_of_attention(w: LayerWeights, hidden: jax.Array, attended: jax.Array) -> jax.Array:
+    """The residual stream after attention; `attended` is in latent space, [tokens, heads, kv_lora_rank]."""
+    values = jnp.einsum("thr,hvr->thv", attended, w("self_attn.w_uv"), precision="highest").astype(hidden.dtype)
+    return hidden + linear(values.reshape(len(values), -1), w("self_attn.o_proj.weight")).astype(hidden.dtype)
 
 
-def _gated(w: _Weights, prefix: str, x: jax.Array) -> jax.Array:
+def residual_of_mlp(config: ModelConfig, w: LayerWeights, hidden: jax.Array, sparse: bool) -> jax.Array:
+    """The residual stream after the layer's MLP, dense or a mixture of experts."""
+    x = rms_norm(hidden, w("post_attention_layernorm.weight"), config.rms_norm_eps)
+    return hidden + (_experts(config, w, x) if sparse else _gated(w, "mlp.", x)).astype(hidden.dtype)
+
+
+def _gated(w: LayerWeights, prefix: str, x: jax.Array) -> jax.Array:
     gate, up = (linear(x, w(f"{prefix}{name}_proj.weight")) for name in ("gate", "up"))
     return linear((jax.nn.silu(gate) * up).astype(x.dtype), w(f"{prefix}down_proj.weight"))
 
 
-def _experts(config: ModelConfig, w: _Weights, x: jax.Array) -> jax.Array:
+def _experts(config: ModelConfig, w: LayerWeights, x: jax.Array) -> jax.Array:
     """Shared experts, and the best routed ones of each token.
 
     Every expert sees every token and all but the chosen are multiplied by zero: plain, and dear with many experts. This

@@ -39,6 +39,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "kernels/providers/jnp.py": {"__init__"},
     "profile/heatmap.py": {"matplotlib"},
     "profile/plots.py": {"matplotlib"},
+    "profile/prefill.py": {"model", "tokenizers"},
     "profile/recorder.py": {"jax"},
 }
 
