@@ -18,9 +18,9 @@ PACKAGE = "dsa_verify.kernels.pallas"
 _ATTENTION = ("sparse_mla_decode", "sparse_mla_prefill", "sparse_mla_prefill_qblock", "dense_mla")
 MODULES: Mapping[str, tuple[str, ...]] = {
     "cache_write": ("cache_write",),
-    "index_topk": ("index_topk",),
+    "index_topk": ("index_topk", "indexer"),
     "index_page_topk": ("index_page_topk",),
-    "indexing": ("index_topk", "index_page_topk"),
+    "indexing": ("index_topk", "index_page_topk", "indexer"),
     "sparse_mla_decode": ("sparse_mla_decode",),
     "sparse_mla_prefill": ("sparse_mla_prefill",),
     "query_attention": ("sparse_mla_decode", "sparse_mla_prefill"),
