@@ -50,18 +50,19 @@ KINDS: dict[str, str] = {
 }
 """Short names by the number in the public bug log that the suite is built against."""
 
-_BACKEND = "the surfaces are one layer without a neighbour; needs a surface of the backend, with full and shared layers"
-_ENGINE = "the surfaces are one step; needs an engine that schedules several, with a prefix cache"
+_SYSTEM = (
+    "no surface is more than one layer in one step; tests/mutants/test_system_mutants.py breaks the system instead"
+)
 
 NOT_EXPRESSIBLE: dict[str, str] = {
-    "18": _BACKEND,
-    "19": _BACKEND,
+    "18": _SYSTEM,
+    "19": _SYSTEM,
     "29": "no surface merges partial results; the running softmax of one kernel is covered under its own name",
     "34": "no surface has an fp8 cache; the contract takes float32 and bfloat16",
     "37": "every attention surface is absorbed; needs a module that can take either path",
-    "45": _ENGINE,
+    "45": _SYSTEM,
     "55": "a surface takes one cache and one table; groups of caches exist in an engine only",
-    "57": "needs metadata that is dispatched while the host changes it; a surface call is synchronous",
+    "57": _SYSTEM,
     "58": "out of any kernel's reach; a control condition for evaluations",
     "61": "a fault of suites, not of kernels; tests/unit/test_scenarios_have_teeth.py is the guard against it",
 }

@@ -20,10 +20,13 @@ def load() -> Provider:
     from dsa_verify.kernels import pallas
 
     # A query takes its sequence's pages in order, from the first or as listed; what else a block does adds exact zeros.
-    index = Promise(summation="sequence", **INDEX_BLOCK)
-    dense = Promise(summation="sequence", **BLOCK)
+    block, index_block = BLOCK["query_block"], INDEX_BLOCK["query_block"]
+    index = Promise(summation="sequence", query_block=index_block)
+    dense = Promise(summation="sequence", query_block=block)
     query = Promise(summation="sequence", query_block=1)
-    union = Promise(summation="step", **BLOCK)  # pages of the block's other queries decide which pages make a step
+    union = Promise(
+        summation="step", query_block=block
+    )  # pages of the block's other queries decide which pages make a step
     return Provider(
         name="builtin",
         version=__version__,
@@ -36,7 +39,7 @@ def load() -> Provider:
             "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK), union),
             "cache_write": Kernel(pallas.cache_write, Promise(query_block=1)),
             # Row n of a matrix product may be summed as XLA likes for where it stands.
-            "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(**INDEX_BLOCK)),
+            "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(query_block=index_block)),
         },
     )
 
