@@ -158,7 +158,8 @@ def drop_factor(node: ast.AST) -> Iterator[ast.AST]:
     """One factor of a product; a divisor."""
     if _binary(node, ast.Mult) and not isinstance(node.left, ast.List):
         yield node.left
-        yield node.right
+        if ast.dump(node.left) != ast.dump(node.right):  # of a square, one is the other
+            yield node.right
     elif _binary(node, ast.Div):
         yield node.left
 

@@ -20,13 +20,11 @@ def load() -> Provider:
     from dsa_verify.kernels import pallas
 
     # A query takes its sequence's pages in order, from the first or as listed; what else a block does adds exact zeros.
-    block, index_block = BLOCK["query_block"], INDEX_BLOCK["query_block"]
-    index = Promise(summation="sequence", query_block=index_block)
-    dense = Promise(summation="sequence", query_block=block)
+    index = Promise(summation="sequence", **INDEX_BLOCK)  # pyright: ignore[reportArgumentType]
+    dense = Promise(summation="sequence", **BLOCK)  # pyright: ignore[reportArgumentType]
     query = Promise(summation="sequence", query_block=1)
-    union = Promise(
-        summation="step", query_block=block
-    )  # pages of the block's other queries decide which pages make a step
+    # Pages of the block's other queries decide which pages make a step.
+    union = Promise(summation="step", **BLOCK)  # pyright: ignore[reportArgumentType]
     return Provider(
         name="builtin",
         version=__version__,
@@ -39,7 +37,7 @@ def load() -> Provider:
             "sparse_mla_prefill_qblock": Kernel(partial(pallas.sparse_mla_prefill_qblock, **STEP, **BLOCK), union),
             "cache_write": Kernel(pallas.cache_write, Promise(query_block=1)),
             # Row n of a matrix product may be summed as XLA likes for where it stands.
-            "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(query_block=index_block)),
+            "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(**INDEX_BLOCK)),  # pyright: ignore[reportArgumentType]
         },
     )
 
