@@ -120,7 +120,7 @@ def test_fault_of_the_suite_exits_3_with_its_traceback_on_stderr(monkeypatch):
 def test_run_that_verified_nothing_exits_4_and_says_why():
     result = parity(provider="broken_providers:empty")
     assert result.exit_code == 4
-    assert "6  its kernels need a SparseCore (broken_providers:empty cache_write)" in result.stdout
+    assert "7  its kernels need a SparseCore (broken_providers:empty cache_write)" in result.stdout
     assert "nothing was verified" in result.stdout
 
 

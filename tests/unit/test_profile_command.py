@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.cli import main
-from dsa_verify.errors import ConfigError
 from dsa_verify.profile import prefill
 from dsa_verify.profile.trace import Trace, save
 from tests.unit.planted_selections import planted, selections, source, trace
@@ -103,7 +102,7 @@ def test_layers_window_and_page_size_are_taken_from_the_options(recorded, tmp_pa
     [
         ([], "give either FILEs to read or --trace FILE.npz"),
         (["novel.txt", "--trace", "TRACE"], "give either FILEs to read or --trace FILE.npz"),
-        (["novel.txt"], "the built-in model is not part of this build; give --trace"),
+        (["novel.txt"], "cannot read novel.txt"),
         (["--trace", "TRACE", "--model", "."], "--model reads FILEs"),
         (["--trace", "nowhere.npz"], "there is no trace nowhere.npz"),
         (["--trace", "TRACE", "--layers", "1"], "layer 1 is not in it; it holds 0, 7"),
@@ -180,11 +179,6 @@ def test_without_matplotlib_the_refusal_says_what_to_install(recorded, tmp_path,
     assert result.exit_code == 2
     assert "pip install 'dsa-verify[profile]', or --no-plots" in result.stderr
     assert profile("--trace", recorded, "--out", tmp_path / "out", "--no-plots", "--block-sizes", "16").exit_code == 0
-
-
-def test_the_seam_refuses_until_a_model_is_there():
-    with pytest.raises(ConfigError, match="the built-in model is not part of this build"):
-        prefill.trace_of([], None, prefill.Settings())
 
 
 def test_analysis_needs_neither_jax_nor_matplotlib(recorded, tmp_path):

@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-import types
 from collections import Counter
 
 import pytest
 
 from dsa_verify import suite
+from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.errors import BatchError, ConfigError, ContractError, ProviderError
 from dsa_verify.kernels.contract import SURFACES
@@ -118,7 +118,8 @@ def test_page_size_of_24_breaks_the_contract():
 
 
 def test_missing_scale_breaks_the_contract():
-    batch = types.SimpleNamespace(**{**vars(SCENARIOS[SINGLE].build()), "sm_scale": None})
+    batch = object.__new__(Batch)  # a batch that could not be made
+    vars(batch).update({**vars(SCENARIOS[SINGLE].build()), "sm_scale": None})
     with pytest.raises(ContractError, match="needs sm_scale, which was not given"):
         execute(SURFACES["dense_mla"], load_provider("jnp").kernels["dense_mla"], batch)
 
