@@ -55,7 +55,7 @@ def split(batch: Batch) -> Variant | None:
 def composition(batch: Batch) -> Variant | None:
     """One request after another, each alone in its step, in the first sequence slot and from the first token on."""
     requests = [seq for seq in _requests(batch) if batch.q_lens[seq]]
-    if len(_requests(batch)) < 2:
+    if len(_requests(batch)) < 2 or not requests:
         return None
     empty = [None] * (batch.seqs - 1)
     return Variant(chain(batch, [[_whole(batch, seq), *empty] for seq in requests]), _same_slots(batch))

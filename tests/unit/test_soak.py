@@ -97,3 +97,10 @@ def test_command_soaks_and_repeats_a_failure():
 
 def test_command_refuses_time_that_is_none():
     assert CliRunner().invoke(main, ["parity", "--tier", "soak", "--minutes", "0"]).exit_code == 2
+
+
+def test_step_without_new_tokens_is_judged():
+    """Found by the soak (soak:1:89): no request has a token to be alone with."""
+    case = suite.Case("jnp", "cache_write", "soak:1:89", SCENARIOS["soak:1:89"].bucket.name)
+    assert not SCENARIOS["soak:1:89"].build().real.any()
+    assert {result.verdict.status for result in suite.judge_case(case)} == {"accepted"}
