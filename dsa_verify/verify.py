@@ -111,7 +111,7 @@ def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
         reference = None if variant.reference is None else execute(surface, kernel, variant.reference)
         for batch in batches:
             runs.append(execute(surface, kernel, batch, pools=pools))
-            pools = {name: (runs[-1].outputs or {}).get(name, pool) for name, pool in _pools(surface, batch, pools)}
+            pools |= {name: runs[-1].outputs[name] for name in surface.pools if runs[-1].outputs is not None}
     except ProviderError as error:
         return Rerun(variant, problem=str(error))
     exact = () if variant.reference is None else (batches[0], variant.reference)
@@ -142,8 +142,8 @@ def execute(
     """
     from dsa_verify import runtime
 
-    arrays = {name: batch.operand(name, name in surface.pools) for name in surface.arrays}
-    arrays.update(_pools(surface, batch, pools or {}))
+    arrays = dict(pools or {})
+    arrays |= {name: batch.operand(name, name in surface.pools) for name in surface.arrays if name not in arrays}
     statics = {name: getattr(batch, name) for name in surface.statics}
     axes = check_call(surface, arrays, statics)
     try:
@@ -157,11 +157,6 @@ def execute(
     return Run(
         _named(surface, seen.outputs, {**axes, **_batch_axes(batch)}), seen.findings, None if on_device() else seen.dma
     )
-
-
-def _pools(surface: Surface, batch: Batch, left: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    """The pools that a surface writes: as an earlier step left them, or as the batch has them."""
-    return [(name, left.get(name, batch.operand(name, writes=True))) for name in surface.pools]
 
 
 def _batch_axes(batch: Batch) -> dict[str, int]:

@@ -11,6 +11,9 @@ from dsa_verify.batch.requests import RESERVED_PAGE, page_count
 from dsa_verify.errors import BatchError
 from dsa_verify.shapes import IndexerConvention
 
+BY_TOKEN = ("ql_nope", "q_pe", "new_c_kv", "new_k_pe", "index_q", "index_weights", "hidden", "q_lora")
+"""The float arrays of a batch that have a row for each token; those of padding tokens are poison."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

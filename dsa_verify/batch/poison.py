@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dsa_verify.batch.batch import Batch
+from dsa_verify.batch.batch import BY_TOKEN, Batch
 from dsa_verify.batch.requests import page_count
 from dsa_verify.batch.values import POISON, stream
 
@@ -49,7 +49,6 @@ def repoisoned(batch: Batch, *, finite: bool, seed: int = 1) -> Batch:
     unwritten = ~batch.owned
     unwritten[batch.out_cache_loc[batch.real]] = True
     padding = ~batch.real
-    tokens = ("ql_nope", "q_pe", "new_c_kv", "new_k_pe", "index_q", "index_weights", "hidden", "q_lora")
     pool = batch.cache_kv.shape[0]
     return batch.replace(
         cache_kv=fill(batch.cache_kv, unwritten, 0),
@@ -57,7 +56,7 @@ def repoisoned(batch: Batch, *, finite: bool, seed: int = 1) -> Batch:
         page_table=poison_table(
             batch.page_table, batch.kv_lens, batch.page_size, [*free_pages(batch), pool + seed], seed
         ),
-        **{name: fill(getattr(batch, name), padding, 2 + i) for i, name in enumerate(tokens)},
+        **{name: fill(getattr(batch, name), padding, 2 + i) for i, name in enumerate(BY_TOKEN)},
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsa_verify.batch.batch import Batch
+from dsa_verify.batch.batch import BY_TOKEN, Batch
 from dsa_verify.batch.poison import free_pages, poison_rows, poison_table
 from dsa_verify.batch.requests import RESERVED_PAGE
 from dsa_verify.batch.scenario import latent_rows
@@ -75,7 +75,6 @@ def _step(batch: Batch, parts: Sequence[Part | None], done: np.ndarray) -> Step:
     table = np.stack([batch.page_table[part.seq if part else 0] for part in parts])
     unused = [*free_pages(batch), batch.cache_kv.shape[0] + SEED]
     lens = np.array(kv_lens, np.int32)
-    by_token = ("positions", "out_cache_loc", "topk_pages", "ql_nope", "q_pe", "new_c_kv", "new_k_pe")
     variant = replace(
         batch,
         kv_lens=lens,
@@ -83,7 +82,7 @@ def _step(batch: Batch, parts: Sequence[Part | None], done: np.ndarray) -> Step:
         page_table=poison_table(table, lens, batch.page_size, unused, SEED),
         cache_kv=_written(batch, done),
         index_cache=keys.reshape(batch.index_cache.shape),
-        **{name: gathered(name) for name in (*by_token, "index_q", "index_weights", "hidden", "q_lora")},
+        **{name: gathered(name) for name in ("positions", "out_cache_loc", "topk_pages", *BY_TOKEN)},
     )
     return Step(variant, tokens)
 

@@ -5,7 +5,7 @@ them. Here the keys of the one sequence are shared: a block of queries is one ma
 are exact and by token, as the published models make them; layers behind the last one asked for are not run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import jax
@@ -23,6 +23,7 @@ from dsa_verify.model.decoder import (
     residual_of_mlp,
     rms_norm,
 )
+from dsa_verify.shapes import align
 
 BLOCK = 256
 """Queries of one matrix product."""
@@ -36,12 +37,11 @@ def selections_of(
     tokens: np.ndarray,
     layers: tuple[int, ...],
     queries: int,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> Mapping[int, np.ndarray]:
     """Choices of the last `queries` tokens in each of `layers`, i32[queries, index_topk], ascending, -1 at the tail.
 
     Args:
-      tokens: i32[tokens], the prompt. layers: full layers. tell: called with a word on the progress.
+      tokens: i32[tokens], the prompt. layers: full layers.
     """
     padded = np.pad(tokens, (0, -len(tokens) % BLOCK), constant_values=1).astype(np.int32)
     positions = jnp.arange(len(padded), dtype=jnp.int32)
@@ -53,12 +53,12 @@ def selections_of(
         inputs = _inputs(config, w.names(), full, hidden, turn, positions)
         if full:
             begin = (len(tokens) - queries) // BLOCK * BLOCK if last else 0
-            chosen = _choose(config, inputs, begin, partial(tell, f"layer {number}: scores"))
+            chosen = _choose(config, inputs, begin)
         if number in layers:
             found[number] = chosen[len(chosen) - (len(padded) - len(tokens)) - queries :][:queries]
         if last:
             break
-        out = _attend_all(config, inputs, chosen, partial(tell, f"layer {number}: attention"))
+        out = _attend_all(config, inputs, chosen)
         hidden = _rest(config, w.names(), config.mlp_layer_types[number] == "sparse", hidden, out)
     return found
 
@@ -76,14 +76,16 @@ def _rest(config: ModelConfig, weights: Params, sparse: bool, hidden, out):
     return residual_of_mlp(config, w, residual_of_attention(w, hidden, out), sparse)
 
 
-def _choose(config: ModelConfig, inputs: Inputs, begin: int, tell: Callable[[], None]) -> np.ndarray:
+def _blocks(begin: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """First query of each block from `begin` on, and how many keys it may look at."""
+    for start in range(begin, tokens, BLOCK):
+        yield start, min(align(start + BLOCK, KEYS), tokens)
+
+
+def _choose(config: ModelConfig, inputs: Inputs, begin: int) -> np.ndarray:
     """i32[tokens - begin, index_topk] for the tokens from `begin` on."""
-    rows = []
-    for start in range(begin, len(inputs.q_pe), BLOCK):
-        keys = min(-(-(start + BLOCK) // KEYS) * KEYS, len(inputs.q_pe))
-        rows.append(_best(np.asarray(_scores(keys, inputs, start)), config.index_topk))
-        tell()
-    return np.concatenate(rows)
+    scores = (_scores(keys, inputs, start) for start, keys in _blocks(begin, len(inputs.q_pe)))
+    return np.concatenate([_best(np.asarray(block), config.index_topk) for block in scores])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -112,13 +114,10 @@ def _best(scores: np.ndarray, k: int) -> np.ndarray:
     return chosen
 
 
-def _attend_all(config: ModelConfig, inputs: Inputs, chosen: np.ndarray, tell: Callable[[], None]) -> jax.Array:
+def _attend_all(config: ModelConfig, inputs: Inputs, chosen: np.ndarray) -> jax.Array:
     """Attention of every token over what it chose, [tokens, heads, kv_lora_rank]."""
-    parts = []
-    for start in range(0, len(chosen), BLOCK):
-        keys = min(-(-(start + BLOCK) // KEYS) * KEYS, len(chosen))
-        parts.append(_attend(config.sm_scale, keys, inputs, start, chosen[start : start + BLOCK]))
-        tell()
+    blocks = _blocks(0, len(chosen))
+    parts = [_attend(config.sm_scale, keys, inputs, at, chosen[at : at + BLOCK]) for at, keys in blocks]
     return jnp.concatenate(parts)
 
 

@@ -195,6 +195,7 @@ def moved(surface: Surface, batch: Batch, seq: int, before: Expected, after: Exp
     if surface.selects and surface.writes:
         assert before.keys is not None and after.keys is not None
         told = [(answer.keys.value[rows], scores(answer)[rows]) for answer in (before, after)]
+        # As below: half of double precision, the oracle beside itself.
         return not all(np.allclose(a, b, rtol=1e-8, atol=1e-8) for a, b in zip(*told, strict=True))
     if surface.selects:
         assert before.selection is not None and after.selection is not None

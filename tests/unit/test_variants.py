@@ -46,6 +46,7 @@ def test_oracle_gives_the_same_answer(scenario, way):
                 np.testing.assert_array_equal(np.sort(theirs, axis=1), np.sort(ours, axis=1))
             if before.attention is not None:
                 due = variant.scale * before.attention.out[base]
+                # Two float64 runs of the oracle: 1e-9 is far above their rounding, far below any kernel's.
                 np.testing.assert_allclose(after.attention.out[kept], due, rtol=1e-9, atol=1e-9)
         if before.cache_kv is not None:
             here = variant.slots >= 0
@@ -62,6 +63,7 @@ def test_shift_moves_lse_and_nothing_else(scenario):
     (step,) = variant.steps
     before, after = (oracle.expected("dense_mla", b).attention for b in (variant.reference, step.batch))
     assert variant.shift < -104
+    # As above: the oracle beside itself.
     np.testing.assert_allclose(after.out, before.out, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(after.lse[batch.real], before.lse[batch.real] + variant.shift, rtol=1e-9)
 
