@@ -1,0 +1,72 @@
+"""What crosses the gate's files: a question, an arm's answer to it, and the paired scores of a task."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt as every arm gets it.
+
+    key: unique in a run; `task/document` or `task/document#repeat`.
+    prompt: text, already cut in the middle where it was too long. stop: texts that end an answer, and are not part of it.
+    """
+
+    key: str
+    prompt: str
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+    @property
+    def prompt_sha(self) -> str:
+        return sha(self.prompt)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an arm answered; or, by name, why there is no answer. A missing answer is never a score of 0.
+
+    text: None where it is missing. reason: why it is missing (`http_503`, `timeout`, `null_text`, `no_choices`,
+    `finish_abort`, ...), None where it is not. finish: `stop` or `length` of an answer that counts.
+    payload_sha: of the request body without the model's name. Token counts as the server stated them, None where it
+    said nothing. seconds: from the first attempt's start to the end.
+    """
+
+    key: str
+    prompt_sha: str
+    payload_sha: str
+    text: str | None
+    reason: str | None = None
+    finish: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class TaskScores:
+    """Scores of both arms on one task, document by document; all arrays have one entry a document.
+
+    dense, sparse: f64 in [0, 1], NaN where an answer is missing. cluster: i64, equal for documents that share a context.
+    active: bool, the prompt is long enough that sparse attention drops something.
+    """
+
+    task: str
+    group: str
+    dense: np.ndarray
+    sparse: np.ndarray
+    cluster: np.ndarray
+    active: np.ndarray
+
+    @property
+    def difference(self) -> np.ndarray:
+        """f64[documents]: sparse minus dense, NaN where either is missing."""
+        return self.sparse - self.dense
+
+
+def sha(text: str) -> str:
+    """Hex SHA-256 of a text in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
