@@ -3,7 +3,8 @@
 import functools
 import platform
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal
@@ -111,13 +112,11 @@ def _simulate(
 ) -> tuple[tuple[np.ndarray | None, ...] | None, tuple[Finding, ...], tuple[Traffic, ...]]:
     """Runs in interpret mode; a kernel that fails is a finding, and leaves nothing behind for the next call."""
     import jax
-    from jax.experimental.pallas import tpu as pltpu
 
     from dsa_verify.runtime import private
 
-    recorder = Recorder(leftovers=dma == "eager")
     outputs = None
-    with private.watching(recorder), pltpu.force_tpu_interpret_mode(_interpreter(dma)):
+    with interpreted(dma) as recorder:
         try:
             outputs = _to_numpy(jitted(**arrays))
             jax.effects_barrier()
@@ -128,6 +127,25 @@ def _simulate(
             if recorder.failure is None:
                 raise
     return outputs, recorder.findings, recorder.traffic
+
+
+@contextmanager
+def interpreted(dma: DmaMode = "on_wait") -> Iterator[Recorder]:
+    """Within it, every kernel that is traced runs in interpret mode, as in `run`, and reports to the recorder.
+
+    For programs that call kernels somewhere: they are traced and run inside it, and are done at its end. JAX's own
+    `force_tpu_interpret_mode` is not enough: its callbacks take JAX arrays, and where all threads of a small machine
+    wait in callbacks, none is left to make one, so that the program hangs.
+    """
+    import jax
+    from jax.experimental.pallas import tpu as pltpu
+
+    from dsa_verify.runtime import private
+
+    recorder = Recorder(leftovers=dma == "eager")
+    with private.watching(recorder), pltpu.force_tpu_interpret_mode(_interpreter(dma)):
+        yield recorder
+        jax.effects_barrier()
 
 
 def _interpreter(dma: DmaMode) -> Any:

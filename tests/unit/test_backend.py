@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dsa_verify.checks import CHECKS
 from dsa_verify.config import BackendConfig
 from dsa_verify.errors import ConfigError, ContractError
 from dsa_verify.evidence import Evidence, Promise, Run
+from dsa_verify.runtime import interpreted
 
 EXTENDS = ("several-unequal-p16-f32", "mixed-decode-and-chunk-p16-f32", "padding-sequences-between-p16-f32")
 DECODES = ("decode-page-edges-d16-bf16", "padding-decode-between-d16-bf16")
@@ -123,7 +125,7 @@ def test_dense_prefill_attends_everything_and_still_writes_index_keys(name):
 def test_decode_attends_the_pages_of_its_token_top_k(name, kernel):
     batch = SCENARIOS[name].build()
     config = dataclasses.replace(JNP, indexer_kernel=kernel)
-    with interpreted(kernel):
+    with interpreted() if kernel else nullcontext():
         out = run(batch, config, layer_of(batch))
     assert same_sets(out.selection.tokens, oracle.selection(batch).best)
     due = [sorted({int(t) // batch.page_size for t in row if t >= 0}) for row in oracle.selection(batch).best]
@@ -181,19 +183,11 @@ def test_prompt_within_the_budget_is_dense():
 def test_pallas_kernels_run_on_the_same_paths(config):
     config = dataclasses.replace(config, kernels="pallas", indexer_kernel_prefill=True)
     batch = SCENARIOS["several-unequal-p16-f32"].build()
-    with interpreted(True):
+    with interpreted() as watched:
         out = run(batch, config, layer_of(batch))
     surface = path_of(layer_of(batch), batch.mode, config, False).attention
     assert judged(batch, surface, out, best_pages(batch, batch.k_pages)) == ACCEPTED
-    assert written(batch, out)
-
-
-def interpreted(wanted: bool):
-    from contextlib import nullcontext
-
-    from jax.experimental.pallas import tpu as pltpu
-
-    return pltpu.force_tpu_interpret_mode() if wanted else nullcontext()
+    assert written(batch, out) and not watched.findings
 
 
 def test_configuration_is_read_from_the_variables_of_the_engine():

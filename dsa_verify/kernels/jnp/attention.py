@@ -144,22 +144,44 @@ def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
 def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, chosen, sm_scale) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of each token over the `chosen` of its sequence's cached rows, bool[tokens, kv]; None for all.
 
+    The rows of a sequence are gathered once, and all its tokens look at them. Where every sequence has its token (a
+    decode), all of them are looked at together; otherwise one after the other, by all tokens, of which its own count.
+    """
+    seqs, tokens = page_table.shape[0], placement.seq.shape[0]
+    visible = jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]
+    if chosen is not None:
+        visible &= chosen
+    attend = partial(_attend_rows, sm_scale=sm_scale, dtype=ql_nope.dtype)
+    if tokens == seqs:
+        rows = gather_rows(cache, page_table, placement.seq)
+        out, lse = jax.vmap(attend)(ql_nope[:, None], q_pe[:, None], rows, visible[:, None])
+        return out[:, 0], lse[:, 0]
+
+    def one_sequence(results, seq):
+        own = placement.seq == seq
+        rows = gather_rows(cache, page_table, seq[None])[0]
+        out, lse = attend(ql_nope, q_pe, rows, visible & own[:, None])
+        return (jnp.where(own[:, None, None], out, results[0]), jnp.where(own[:, None], lse, results[1])), None
+
+    nothing = jnp.zeros_like(ql_nope), jnp.full(ql_nope.shape[:2], -jnp.inf, jnp.float32)
+    return jax.lax.scan(one_sequence, nothing, jnp.arange(seqs))[0]
+
+
+def _attend_rows(ql_nope, q_pe, rows, visible, *, sm_scale, dtype) -> tuple[jax.Array, jax.Array]:
+    """Attention of tokens over the cached rows [kv, width] of their sequence; `visible` is bool[tokens, kv].
+
     Computed in float32 from the inputs as they are; weights are not rounded.
     """
     rank, at = ql_nope.shape[-1], align(ql_nope.shape[-1], LANES)
-    rows = gather_rows(cache, page_table, placement.seq)
-    visible = jnp.arange(rows.shape[1]) <= placement.position[:, None]
-    if chosen is not None:
-        visible &= chosen
     # Rows that nobody sees may hold NaN, and 0 * NaN is NaN, so they are cleared and not only masked.
-    rows = jnp.where(visible[:, :, None], rows, 0).astype(jnp.float32)
-    latent, rotary = rows[..., :rank], rows[..., at : at + q_pe.shape[-1]]
+    rows = jnp.where(visible.any(axis=0)[:, None], rows, 0).astype(jnp.float32)
+    latent, rotary = rows[:, :rank], rows[:, at : at + q_pe.shape[-1]]
     dot = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     nope, pe = ql_nope.astype(jnp.float32), q_pe.astype(jnp.float32)
-    logits = dot("thr,tkr->thk", nope, latent) + dot("thr,tkr->thk", pe, rotary)
+    logits = dot("thr,kr->thk", nope, latent) + dot("thr,kr->thk", pe, rotary)
     logits = jnp.where(visible[:, None], logits * sm_scale, -jnp.inf)
     top = jnp.max(logits, axis=2, keepdims=True)
     weights = jnp.exp(logits - jnp.where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(weights, axis=2, keepdims=True)
-    out = dot("thk,tkr->thr", weights / jnp.where(total == 0.0, 1.0, total), latent)
-    return out.astype(ql_nope.dtype), (top + jnp.log(total))[..., 0]
+    out = dot("thk,kr->thr", weights / jnp.where(total == 0.0, 1.0, total), latent)
+    return out.astype(dtype), (top + jnp.log(total))[..., 0]
