@@ -398,7 +398,7 @@ _MUTANTS = [
            Wrong(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
     Mutant(
         "rotary-read-where-it-was-not-written", "44", "jnp", "dense_mla",
-        Edit("attention", "rows[..., at : at + q_pe.shape[-1]]", "rows[..., -q_pe.shape[-1] :]"),
+        Edit("attention", "rows[:, at : at + q_pe.shape[-1]]", "rows[:, -q_pe.shape[-1] :]"),
         "single-extend-p16-f32", "parity",
     ),
     Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", Wrong(adapters.unaligned_locations),
