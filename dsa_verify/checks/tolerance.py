@@ -30,7 +30,8 @@ are judged by their gain, <got - o, o> / <o, o>, over which independent errors a
 o^2, and u_out * gain, since a row that one key dominates is nearly that key's own row, which is exact in the output
 dtype, and rounding pulls all its elements back to it alike. Over the batch, rows of energy E = |o|^2 are independent,
 which leaves 4 * sqrt(sum (E * u_p * gain)^2) / sum E and the same of step 4; errors of steps 2 and 3 may agree in
-sign everywhere and are averaged, not reduced.
+sign everywhere and are averaged, not reduced. Where single keys dominate many rows, rounding pulls all of them the same
+way; how far is no matter of chance but what rounding the exact outputs does, which is added.
 """
 
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ def attention_budget(exact: Attention, dtype: object, width: int, promise: Promi
     gain = u_p * np.minimum(4 * exact.gain, 1.0) + 4 * outputs + u_out * exact.gain + steady
     total = max(float(energy.sum()), np.finfo(float).tiny)
     random = np.hypot(u_p * exact.gain, outputs) * energy
-    batch_gain = (4 * np.sqrt(np.sum(random**2)) + np.sum(steady * energy)) / total
+    pull = np.abs(np.sum((exact.out.astype(np.dtype(dtype)).astype(np.float64) - exact.out) * exact.out))
+    batch_gain = (4 * np.sqrt(np.sum(random**2)) + np.sum(steady * energy) + pull) / total
     lse = logits + sums + U32 * np.abs(np.where(np.isfinite(exact.lse), exact.lse, 0.0))
     return AttentionBudget(MARGIN * element, gain, MARGIN * lse, float(batch_gain))
 

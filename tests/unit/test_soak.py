@@ -104,3 +104,12 @@ def test_step_without_new_tokens_is_judged():
     case = suite.Case("jnp", "cache_write", "soak:1:89", SCENARIOS["soak:1:89"].bucket.name)
     assert not SCENARIOS["soak:1:89"].build().real.any()
     assert {result.verdict.status for result in suite.judge_case(case)} == {"accepted"}
+
+
+def test_rows_that_one_key_dominates_may_all_be_rounded_towards_it():
+    """Found by the soak (soak:1:758): bfloat16 pulled a whole batch the same way, and it was called a systematic error."""
+    name = "soak:1:758:0.0,124.9"
+    case = suite.Case("jnp", "dense_mla", name, SCENARIOS[name].bucket.name)
+    results = suite.judge_case(case)
+    assert {result.verdict.status for result in results} == {"accepted"}
+    assert max(result.verdict.share for result in results if result.check == "parity") < 1.0
