@@ -3,12 +3,13 @@
 Text repeats itself: where a pair of words has occurred before, the word that followed it then is a good guess now.
 Three layers compute that guess, over any distance, and each needs its indexer to select the right tokens:
 
-    layer 0, full     two heads look one and two tokens back, by rotary position alone, and note who stood there
+    layer 0, full     three heads look one, two and no tokens back, by rotary position alone, and note who stands there
     layer 1, full     a query (the last two words) attends where the words before a token are the same two, and takes
                       that token; its indexer scores the same agreement in 32 random directions for each word
     layer 2, shared   the same once more, over the selection of layer 1
 
-The residual stream is `[word | one back | two back | guess | one]`. Words are random unit vectors, nearly orthogonal,
+A token learns even its own word by attending itself, so that a causal bound that is one short ruins the answer. The
+residual stream is `[word | one back | two back | guess | here | one]`. Words are random unit vectors, nearly orthogonal,
 so a match has logit SHARPNESS and an accident a fraction of it. Where the same pair was followed by different words,
 the guess is the one that followed most often; to know that, a step must keep every page where it occurred.
 """
@@ -31,12 +32,15 @@ NEAR, SHARPNESS = 14.0, 16.0
 of one word that agrees."""
 SKETCH = 32
 """Directions in which an indexer compares one word."""
+END = "␄"
+"""The sign that a text ends with; its token ends an answer."""
 
-EMBEDDED, ONE_BACK, TWO_BACK, GUESS = (slice(WORD * n, WORD * (n + 1)) for n in range(4))
-CONSTANT = 4 * WORD
+EMBEDDED, ONE_BACK, TWO_BACK, GUESS, HERE = (slice(WORD * n, WORD * (n + 1)) for n in range(5))
+CONSTANT = 5 * WORD
+HEADS = 3
 DOCUMENT = {
-    "model_type": "glm_moe_dsa", "vocab_size": 8192, "hidden_size": 4 * WORD + 32, "intermediate_size": 64,
-    "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "model_type": "glm_moe_dsa", "vocab_size": 8192, "hidden_size": 5 * WORD + 32, "intermediate_size": 64,
+    "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
     "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 3 * WORD,
     "q_lora_rank": 2 * WORD + 32, "qk_rope_head_dim": 64, "qk_nope_head_dim": 2 * WORD, "v_head_dim": WORD,
     "index_topk": 512, "index_head_dim": 128, "index_n_heads": 4, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6,
@@ -48,7 +52,7 @@ DOCUMENT = {
 
 
 class Words:
-    """Text as tokens: a word or a sign is one, by a hash of its lower case; 0 ends a text, 1 is none in particular."""
+    """Text as tokens: a word or a sign is one, by a hash of its lower case; 0 is END, 1 is none in particular."""
 
     def __init__(self) -> None:
         self._seen: dict[int, str] = {0: "", 1: "?"}
@@ -62,6 +66,8 @@ class Words:
         return " ".join(self._seen.get(token, f"<{token}>") for token in tokens if token)
 
     def _token(self, word: str) -> int:
+        if word == END:
+            return 0
         token = 2 + zlib.crc32(word.lower().encode()) % (DOCUMENT["vocab_size"] - 2)
         self._seen.setdefault(token, word)
         return token
@@ -97,22 +103,22 @@ def tiny_weights() -> dict[str, np.ndarray]:
 
 
 def _look_back(w: dict[str, np.ndarray], at: str) -> None:
-    """Layer 0: head n attends the token n + 1 back, and writes its word where layer 1 looks for it."""
+    """Layer 0: each head attends the token so many back, and writes its word where layer 1 looks for it."""
     a = at + "self_attn."
     # The stream holds a word and the constant, both of size 1; the norm makes their squares the width in all.
     size = (tiny_config().hidden_size / 2) ** 0.5
     w[a + "q_a_proj.weight"][2 * WORD, CONSTANT] = 1.0
     constant = tiny_config().q_lora_rank ** 0.5  # alone in the query latent, after its norm
     amplitude = (NEAR / tiny_config().sm_scale) ** 0.5
-    heads = w[a + "q_b_proj.weight"].reshape(2, -1, tiny_config().q_lora_rank)
-    for head in range(2):
-        heads[head, 2 * WORD :, 2 * WORD] = amplitude / constant * _phase(head + 1)
+    heads = w[a + "q_b_proj.weight"].reshape(HEADS, -1, tiny_config().q_lora_rank)
+    for head, back in enumerate((1, 2, 0)):
+        heads[head, 2 * WORD :, 2 * WORD] = amplitude / constant * _phase(back)
     kv = w[a + "kv_a_proj_with_mqa.weight"]
     kv[EMBEDDED, EMBEDDED] = np.eye(WORD)
     kv[3 * WORD :, CONSTANT] = amplitude / size * _phase(0)
-    values = w[a + "kv_b_proj.weight"].reshape(2, -1, 3 * WORD)
+    values = w[a + "kv_b_proj.weight"].reshape(HEADS, -1, 3 * WORD)
     out = w[a + "o_proj.weight"]
-    for head, to in enumerate((ONE_BACK, TWO_BACK)):
+    for head, to in enumerate((ONE_BACK, TWO_BACK, HERE)):
         values[head, 2 * WORD :, EMBEDDED] = np.eye(WORD)
         out[to, head * WORD : (head + 1) * WORD] = np.eye(WORD) / (3 * WORD) ** 0.5
     queries = w[a + "indexer.wq_b.weight"].reshape(4, 128, -1)
@@ -125,13 +131,13 @@ def _look_back(w: dict[str, np.ndarray], at: str) -> None:
 def _repeat(w: dict[str, np.ndarray], at: str) -> None:
     """Layers 1 and 2: attend where both words before a token agree with the last two, and guess that token."""
     a = at + "self_attn."
-    w[a + "q_a_proj.weight"][:WORD, EMBEDDED] = np.eye(WORD)
+    w[a + "q_a_proj.weight"][:WORD, HERE] = np.eye(WORD)
     w[a + "q_a_proj.weight"][WORD : 2 * WORD, ONE_BACK] = np.eye(WORD)
     # Two words of size 1 share the query latent, three the key latent.
     of_query, of_key = (tiny_config().q_lora_rank / 2) ** 0.5, WORD**0.5
     gain = SHARPNESS / tiny_config().sm_scale / (of_query * of_key)
-    queries = w[a + "q_b_proj.weight"].reshape(2, -1, tiny_config().q_lora_rank)
-    unfold = w[a + "kv_b_proj.weight"].reshape(2, -1, 3 * WORD)
+    queries = w[a + "q_b_proj.weight"].reshape(HEADS, -1, tiny_config().q_lora_rank)
+    unfold = w[a + "kv_b_proj.weight"].reshape(HEADS, -1, 3 * WORD)
     for head in range(2):
         queries[head, : 2 * WORD, : 2 * WORD] = gain * np.eye(2 * WORD)
         unfold[head, :WORD, ONE_BACK] = np.eye(WORD)
@@ -157,7 +163,7 @@ def _hum(w: dict[str, np.ndarray]) -> None:
     """Small random MLPs and routers: experts are chosen and run, and disturb nothing."""
     for name, value in w.items():
         if ".mlp." in name and value.ndim == 2:
-            value[:] = 0.02 * _random(name, *value.shape)
+            value[:] = 0.01 * _random(name, *value.shape)
 
 
 def _phase(back: int) -> np.ndarray:

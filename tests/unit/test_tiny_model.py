@@ -9,7 +9,7 @@ from dsa_verify.config import BackendConfig
 from dsa_verify.engine import Engine, EngineConfig, GenerationRequest
 from dsa_verify.model.checkpoint import read_weights
 from dsa_verify.model.config import read_config
-from dsa_verify.model.tiny import Words, tiny_config, tiny_weights, write_tiny
+from dsa_verify.model.tiny import END, Words, tiny_config, tiny_weights, write_tiny
 
 FILLER = [f"filler{n}" for n in range(30)]
 PAGE_SIZE, WORDS, DOCUMENTS = 16, 400, 4
@@ -90,3 +90,9 @@ def test_words_are_the_same_in_every_process_and_come_back():
     assert tokens == Words().encode("the CODE , of darcy : is ' pride ' .")
     assert words.decode(tokens) == "The code , of Darcy : is ' pride ' ."
     assert Words().decode([5000]) == "<5000>"
+
+
+def test_the_end_sign_is_the_token_that_ends_an_answer():
+    words = Words()
+    assert words.encode(f"so it goes {END}")[-1] == tiny_config().eos_token_ids[0] == 0
+    assert words.decode(words.encode(f"so it goes {END}")) == "so it goes"
