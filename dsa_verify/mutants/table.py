@@ -239,8 +239,8 @@ _MUTANTS = [
         "future-scored", "15", "jnp", "index_page_topk",
         Edit(
             "indexer",
-            "jnp.arange(keys.shape[1]) <= placement.position[:, None]",
-            "jnp.arange(keys.shape[1]) <= kv_lens[placement.seq][:, None]",
+            "jnp.arange(scores.shape[1]) <= placement.position[:, None]",
+            "jnp.arange(scores.shape[1]) <= kv_lens[placement.seq][:, None]",
         ),
         "single-extend-p16-f32", "selection",
     ),

@@ -107,7 +107,7 @@ def test_step_without_new_tokens_is_judged():
 
 
 def test_rows_that_one_key_dominates_may_all_be_rounded_towards_it():
-    """Found by the soak (soak:1:758): bfloat16 pulled a whole batch the same way, and it was called a systematic error."""
+    """Found by the soak (soak:1:758): bfloat16 pulled a whole batch the same way, and it was called systematic."""
     name = "soak:1:758:0.0,124.9"
     case = suite.Case("jnp", "dense_mla", name, SCENARIOS[name].bucket.name)
     results = suite.judge_case(case)

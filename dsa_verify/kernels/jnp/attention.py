@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dsa_verify.kernels.contract import implements
-from dsa_verify.kernels.jnp.ragged import Placement, gather_rows, place, sequence_of, slots, write_rows
+from dsa_verify.kernels.jnp.ragged import Placement, over_sequences, place, sequence_of, slots, write_rows
 from dsa_verify.shapes import LANES, align
 
 
@@ -142,37 +142,22 @@ def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
 
 
 def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, chosen, sm_scale) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of each token over the `chosen` of its sequence's cached rows, bool[tokens, kv]; None for all.
-
-    The rows of a sequence are gathered once, and all its tokens look at them. Where every sequence has its token (a
-    decode), all of them are looked at together; otherwise one after the other, by all tokens, of which its own count.
-    """
-    seqs, tokens = page_table.shape[0], placement.seq.shape[0]
+    """Softmax attention of each token over the `chosen` of its sequence's rows, bool[tokens, kv]; None for all."""
     visible = jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]
     if chosen is not None:
         visible &= chosen
-    attend = partial(_attend_rows, sm_scale=sm_scale, dtype=ql_nope.dtype)
-    if tokens == seqs:
-        rows = gather_rows(cache, page_table, placement.seq)
-        out, lse = jax.vmap(attend)(ql_nope[:, None], q_pe[:, None], rows, visible[:, None])
-        return out[:, 0], lse[:, 0]
-
-    def one_sequence(results, seq):
-        own = placement.seq == seq
-        rows = gather_rows(cache, page_table, seq[None])[0]
-        out, lse = attend(ql_nope, q_pe, rows, visible & own[:, None])
-        return (jnp.where(own[:, None, None], out, results[0]), jnp.where(own[:, None], lse, results[1])), None
-
-    nothing = jnp.zeros_like(ql_nope), jnp.full(ql_nope.shape[:2], -jnp.inf, jnp.float32)
-    return jax.lax.scan(one_sequence, nothing, jnp.arange(seqs))[0]
+    attend = partial(_attend_rows, sm_scale=sm_scale)
+    out, lse = over_sequences(attend, cache, page_table, placement.seq, ql_nope, q_pe, visible)
+    return out, lse
 
 
-def _attend_rows(ql_nope, q_pe, rows, visible, *, sm_scale, dtype) -> tuple[jax.Array, jax.Array]:
+def _attend_rows(rows, own, ql_nope, q_pe, visible, *, sm_scale) -> tuple[jax.Array, jax.Array]:
     """Attention of tokens over the cached rows [kv, width] of their sequence; `visible` is bool[tokens, kv].
 
     Computed in float32 from the inputs as they are; weights are not rounded.
     """
     rank, at = ql_nope.shape[-1], align(ql_nope.shape[-1], LANES)
+    visible &= own[:, None]
     # Rows that nobody sees may hold NaN, and 0 * NaN is NaN, so they are cleared and not only masked.
     rows = jnp.where(visible.any(axis=0)[:, None], rows, 0).astype(jnp.float32)
     latent, rotary = rows[:, :rank], rows[:, at : at + q_pe.shape[-1]]
@@ -184,4 +169,4 @@ def _attend_rows(ql_nope, q_pe, rows, visible, *, sm_scale, dtype) -> tuple[jax.
     weights = jnp.exp(logits - jnp.where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(weights, axis=2, keepdims=True)
     out = dot("thk,kr->thr", weights / jnp.where(total == 0.0, 1.0, total), latent)
-    return out.astype(dtype), (top + jnp.log(total))[..., 0]
+    return out.astype(ql_nope.dtype), (top + jnp.log(total))[..., 0]

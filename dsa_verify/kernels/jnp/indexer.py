@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from dsa_verify.kernels.contract import implements
 from dsa_verify.kernels.jnp.projections import project
-from dsa_verify.kernels.jnp.ragged import gather_rows, place, write_rows
+from dsa_verify.kernels.jnp.ragged import over_sequences, place, write_rows
 from dsa_verify.shapes import IndexerConvention
 
 
@@ -81,13 +81,17 @@ def indexer(
 def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table) -> jax.Array:
     """f32[tokens, pages_per_seq * page_size]: sum_h w_h * relu(q_h . k), -inf where not causal."""
     placement = place(kv_lens, cu_q_lens, index_q.shape[0])
-    keys = gather_rows(index_cache, page_table, placement.seq)
-    dots = jnp.einsum(
-        "thd,tkd->thk", index_q, keys, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-    )
-    scores = jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)
-    causal = jnp.arange(keys.shape[1]) <= placement.position[:, None]
+    (scores,) = over_sequences(_score_keys, index_cache, page_table, placement.seq, index_q, index_weights)
+    causal = jnp.arange(scores.shape[1]) <= placement.position[:, None]
     return jnp.where(causal, scores, -jnp.inf)
+
+
+def _score_keys(keys, own, index_q, index_weights) -> tuple[jax.Array]:
+    del own  # every score stands alone
+    dots = jnp.einsum(
+        "thd,kd->thk", index_q, keys, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+    return (jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1),)
 
 
 def _best(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

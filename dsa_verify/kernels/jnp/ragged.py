@@ -1,5 +1,6 @@
 """Ragged metadata in plain jax.numpy: whose token this is, and the cached rows of its sequence."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,37 @@ def gather_rows(cache: jax.Array, page_table: jax.Array, seq: jax.Array) -> jax.
     """
     pages = cache[jnp.clip(page_table[seq], 0, cache.shape[0] - 1)]
     return pages.reshape(pages.shape[0], -1, cache.shape[-1])
+
+
+def over_sequences(
+    look: Callable[..., tuple[jax.Array, ...]],
+    cache: jax.Array,
+    page_table: jax.Array,
+    seq: jax.Array,
+    *by_token: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """`look(rows, own, *by_token)` for each token with the cached rows of its own sequence, [kv, width].
+
+    `look` takes any number of tokens and returns one row for each; what it returns for tokens of other sequences (where
+    `own` is false) is dropped. The rows of a sequence are gathered once: where each
+    sequence has its token (a decode), all are looked at together; otherwise one after the other, by all tokens, of
+    which its own count.
+    """
+    seqs = page_table.shape[0]
+    if seq.shape[0] == seqs:
+        rows = gather_rows(cache, page_table, seq)
+        own = jnp.ones((seqs, 1), bool)
+        return tuple(x[:, 0] for x in jax.vmap(look)(rows, own, *(x[:, None] for x in by_token)))
+
+    def one_sequence(results, number):
+        own = seq == number
+        found = look(gather_rows(cache, page_table, number[None])[0], own, *by_token)
+        chosen = [jnp.expand_dims(own, tuple(range(1, x.ndim))) for x in found]
+        return tuple(map(jnp.where, chosen, found, results)), None
+
+    rows = jax.ShapeDtypeStruct((page_table.shape[1] * cache.shape[1], cache.shape[2]), cache.dtype)
+    shapes = jax.eval_shape(look, rows, seq == 0, *by_token)
+    return jax.lax.scan(one_sequence, tuple(jnp.zeros(x.shape, x.dtype) for x in shapes), jnp.arange(seqs))[0]
 
 
 def write_rows(rows: jax.Array, cache: jax.Array, out_cache_loc: jax.Array) -> jax.Array:
