@@ -29,7 +29,7 @@ _DECODE = [
     Bucket("d128-f32", 128, "float32", 8, 8, 7, 56, 256),
 ]
 _LONG = Bucket("long-p128-bf16", 128, "bfloat16", 8, 4, 72, 144, 512)
-_WIDE = Bucket("wide-p16-f32", 16, "float32", 44, 12, 14, 96, 64)  # no whole number of query blocks
+_WIDE = Bucket("wide-p16-f32", 16, "float32", 42, 12, 14, 96, 64)  # six query blocks of 8, and not six of 7
 _PROMPT = Bucket("prompt-p16-f32", 16, "float32", 58, 2, 5, 20, 32)
 _LONG_PROMPT = Bucket("long-prompt-p16-f32", 16, "float32", 152, 2, 12, 32, 64)
 _NARROW = Bucket("narrow-p64-bf16", 64, "bfloat16", 16, 5, 3, 24, 2048, "mini-half-split")

@@ -447,6 +447,13 @@ _MUTANTS = [
         "several-zero-length-p16-f32", "traffic",
     ),
     Mutant(
+        "lanes-in-evened-out-blocks", "50", *_QBLOCK,
+        Edit("block_attention", "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n",
+             "    query_block = -(-per_token.shape[0] // blocks)\n"
+             "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n"),
+        "many-requests-wide-p16-f32", "parity",
+    ),
+    Mutant(
         "pages-behind-the-block", "traffic", *_DENSE,
         Edit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1", "cu_q_lens[seq + 1] - 1"),
         "many-requests-wide-p16-f32", "traffic",

@@ -76,12 +76,10 @@ def flat_queries(ql_nope: jax.Array, q_pe: jax.Array, tokens: int) -> jax.Array:
     return q.reshape(-1, q.shape[-1])
 
 
-def per_lane(per_token: jax.Array, blocks: int, heads: int) -> jax.Array:
+def per_lane(per_token: jax.Array, blocks: int, query_block: int, heads: int) -> jax.Array:
     """Spread i32[tokens, ...] over the lanes of each block, i32[blocks, ..., query_block * heads].
 
     Lanes behind the last token hold zeros, and what they give is dropped.
     """
-    rows = per_token.reshape(per_token.shape[0], -1)
-    block = -(-rows.shape[0] // blocks)
-    rows = pad_to(rows, blocks * block).reshape(blocks, block, -1)
-    return jnp.repeat(jnp.swapaxes(rows, 1, 2), heads, axis=2)
+    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)
+    return jnp.repeat(jnp.swapaxes(rows.reshape(blocks, query_block, -1), 1, 2), heads, axis=2)

@@ -61,7 +61,7 @@ def dense_mla(
         flat_queries(ql_nope, q_pe, blocks * block),
         cache,
         metadata,
-        per_lane(jnp.stack(placement, axis=1), blocks, heads),
+        per_lane(jnp.stack(placement, axis=1), blocks, block, heads),
         block=block,
         rank=rank,
         sm_scale=sm_scale,

@@ -65,8 +65,8 @@ def sparse_mla_prefill_qblock(
         cache,
         union,
         page_table.reshape(-1)[union],  # any page for `NO_ENTRY`, which is not fetched
-        per_lane(entries, blocks, heads),
-        per_lane(positions, blocks, heads),
+        per_lane(entries, blocks, query_block, heads),
+        per_lane(positions, blocks, query_block, heads),
         rank=ql_nope.shape[2],
         sm_scale=sm_scale,
         pages_per_seq=page_table.shape[1],
