@@ -1,4 +1,4 @@
-"""`dsa-verify mutants`: break kernels on purpose and show which check notices."""
+"""`dsa-verify mutants`: break kernels, and the system around them, on purpose and show which check notices."""
 
 import json
 import random
@@ -31,7 +31,9 @@ class Selection:
 
 @click.command("mutants")
 @click.option("--kind", type=_KINDS, default="handwritten", show_default=True, help="Which mutants to try.")
-@click.option("--surface", multiple=True, metavar="NAME", help="Only mutants that this surface shows.")
+@click.option(
+    "--surface", multiple=True, metavar="NAME", help="Only mutants that this surface, or part of the system, shows."
+)
 @click.option("--mutant", multiple=True, metavar="GLOB", help="Only mutants of this name.")
 @click.option("--tier", default="quick", metavar="quick|full", help="Scenarios that may kill.  [default: quick]")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes.  [default: one a core]")
@@ -47,7 +49,7 @@ class Selection:
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def mutants(as_json: bool, no_cache: bool, cache: Path, **options) -> None:
-    """Break kernels on purpose; every broken one must be rejected.
+    """Break kernels, and the system around them, on purpose; every broken one must be rejected.
 
     A survivor that mutants/equivalent.toml does not explain, and fewer than 95 % of the systematic ones killed, fail.
     A run that is interrupted goes on where it stopped.
@@ -71,10 +73,13 @@ def _campaign(selection: Selection):
     from dsa_verify import suite
     from dsa_verify.errors import ConfigError
     from dsa_verify.mutants import campaign, score
+    from dsa_verify.mutants.system import PROVIDER
+    from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
     from dsa_verify.mutants.systematic import systematic_mutants
     from dsa_verify.mutants.table import MUTANTS
 
-    handwritten = _chosen(MUTANTS.values(), selection) if selection.kind != "systematic" else []
+    by_hand = [*MUTANTS.values(), *SYSTEM_MUTANTS.values()]
+    handwritten = _chosen(by_hand, selection) if selection.kind != "systematic" else []
     systematic = _chosen(systematic_mutants().values(), selection) if selection.kind != "handwritten" else []
     if selection.sample is not None and selection.sample < len(systematic):
         drawn = set(random.Random(selection.seed).sample([mutant.name for mutant in systematic], selection.sample))
@@ -82,12 +87,13 @@ def _campaign(selection: Selection):
     if not handwritten and not systematic:
         raise ConfigError("no mutant matches; `dsa-verify mutants --kind all --json` prints all of them")
     explained = score.explanations()
-    provenance = suite.provenance(sorted({mutant.provider for mutant in [*handwritten, *systematic]}))
+    providers = {mutant.provider for mutant in [*handwritten, *systematic]} - {PROVIDER}
+    provenance = suite.provenance(sorted(providers))
     with _progress(len(handwritten) + len(systematic)) as done:
         settings = (selection.tier, selection.jobs, selection.cache, done)
         fates = campaign.run([*handwritten, *systematic], *settings, explained)
     split = len(handwritten)
-    known = {*MUTANTS, *systematic_mutants()}
+    known = {*MUTANTS, *SYSTEM_MUTANTS, *systematic_mutants()}
     return score.Score(fates[:split], fates[split:], explained, known), provenance
 
 
@@ -95,8 +101,9 @@ def _chosen(mutants, selection: Selection) -> list:
     from fnmatch import fnmatchcase
 
     from dsa_verify.kernels.contract import surface_named
+    from dsa_verify.mutants.system import SURFACES
 
-    surfaces = {surface_named(name).name for name in selection.surface}
+    surfaces = {name if name in SURFACES else surface_named(name).name for name in selection.surface}
     return [
         mutant
         for mutant in mutants
@@ -152,7 +159,9 @@ def _handwritten(fates: Sequence):
 
     from dsa_verify.mutants.kinds import title
 
-    table = Table("kind", "mutant", "killed by", "cheapest scenario", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("kind", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("mutant", "killed by", "cheapest scenario"):
+        table.add_column(heading, overflow="fold")  # names are there to be copied
     for fate in sorted(fates, key=lambda fate: fate.kind):
         place = f"{fate.provider} {fate.surface}\n{fate.scenario or ''}"
         table.add_row(title(fate.kind), fate.name, ", ".join(fate.killed_by) or "NOTHING", place)

@@ -4,11 +4,14 @@ import json
 import shlex
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+SECONDS_BETWEEN_LINES = 15.0
+"""Where stderr is no terminal: seldom enough for a log, often enough to see that it is alive."""
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -97,7 +100,8 @@ def _measure(selection: Selection, start: float):
         recorded = trace.load(selection.trace, selection.layers)
     else:
         settings = prefill.Settings(selection.layers, selection.queries, selection.page_size)
-        recorded = prefill.trace_of(selection.files, selection.model, settings)
+        with _prefilling() as done:
+            recorded = prefill.trace_of(selection.files, selection.model, settings, done)
     plan = analysis.Plan(selection.block_sizes, selection.queries, selection.page_size)
     with _progress() as tell:
         found = analysis.analyse(recorded, plan, tell)
@@ -118,6 +122,30 @@ def _pictures(found, selection: Selection, tell):
 
     tell("drawing")
     return plots.draw(found, selection.out)
+
+
+@contextmanager
+def _prefilling():
+    """A bar on stderr on a terminal, else a line now and then; yields what to tell how many blocks of how many are
+    done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, start = Console(stderr=True), time.perf_counter()
+    columns = (TextColumn("profile: prefill"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    told = start
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("prefill", total=None)
+
+        def done(blocks: int, total: int) -> None:
+            nonlocal told
+            bar.update(task, completed=blocks, total=total)
+            now = time.perf_counter()
+            if not console.is_terminal and now - told >= SECONDS_BETWEEN_LINES:
+                told = now
+                click.echo(f"profile: prefill, {blocks} of {total} blocks, {now - start:.0f} s", err=True)
+
+        yield done
 
 
 class _progress:

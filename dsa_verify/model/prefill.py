@@ -5,8 +5,9 @@ them. Here the keys of the one sequence are shared: a block of queries is one ma
 are exact and by token, as the published models make them; layers behind the last one asked for are not run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,9 @@ BLOCK = 256
 KEYS = 4096
 """Keys are cut off behind a block at a multiple of this, so that few shapes are compiled."""
 
+Tell = Callable[[int, int], None]
+"""Told how many blocks are done, of how many."""
+
 
 def selections_of(
     config: ModelConfig,
@@ -37,30 +41,46 @@ def selections_of(
     tokens: np.ndarray,
     layers: tuple[int, ...],
     queries: int,
+    tell: Tell = lambda done, total: None,
 ) -> Mapping[int, np.ndarray]:
     """Choices of the last `queries` tokens in each of `layers`, i32[queries, index_topk], ascending, -1 at the tail.
 
     Args:
       tokens: i32[tokens], the prompt. layers: full layers.
+      tell: called whenever a block of one layer has chosen or attended.
     """
     padded = np.pad(tokens, (0, -len(tokens) % BLOCK), constant_values=1).astype(np.int32)
     positions = jnp.arange(len(padded), dtype=jnp.int32)
     turn = turns(positions, config.rotary)
     hidden, chosen, found = params["embed_tokens.weight"][padded], np.zeros((0, 0), np.int32), {}
+    done = _counter(_block_count(config, len(padded), max(layers), len(tokens) - queries), tell)
     for number in range(max(layers) + 1):
         w = LayerWeights(params, f"layers.{number}.")
         full, last = config.indexer_types[number] == "full", number == max(layers)
         inputs = _inputs(config, w.names(), full, hidden, turn, positions)
         if full:
             begin = (len(tokens) - queries) // BLOCK * BLOCK if last else 0
-            chosen = _choose(config, inputs, begin)
+            chosen = _choose(config, inputs, begin, done)
         if number in layers:
             found[number] = chosen[len(chosen) - (len(padded) - len(tokens)) - queries :][:queries]
         if last:
             break
-        out = _attend_all(config, inputs, chosen)
+        out = _attend_all(config, inputs, chosen, done)
         hidden = _rest(config, w.names(), config.mlp_layer_types[number] == "sparse", hidden, out)
     return found
+
+
+def _block_count(config: ModelConfig, tokens: int, last: int, first_query: int) -> int:
+    """Blocks that choose, in full layers, and blocks that attend, in all but the last one."""
+    whole, end = tokens // BLOCK, tokens // BLOCK - first_query // BLOCK
+    full = sum(kind == "full" for kind in config.indexer_types[:last])
+    return whole * (full + last) + end
+
+
+def _counter(total: int, tell: Tell) -> Callable[[], None]:
+    """Tells one more at each call."""
+    counted = count(1)
+    return lambda: tell(next(counted), total)
 
 
 @partial(jax.jit, static_argnums=(0, 2))
@@ -82,10 +102,13 @@ def _blocks(begin: int, tokens: int) -> Iterator[tuple[int, int]]:
         yield start, min(align(start + BLOCK, KEYS), tokens)
 
 
-def _choose(config: ModelConfig, inputs: Inputs, begin: int) -> np.ndarray:
+def _choose(config: ModelConfig, inputs: Inputs, begin: int, done: Callable[[], None]) -> np.ndarray:
     """i32[tokens - begin, index_topk] for the tokens from `begin` on."""
-    scores = (_scores(keys, inputs, start) for start, keys in _blocks(begin, len(inputs.q_pe)))
-    return np.concatenate([_best(np.asarray(block), config.index_topk) for block in scores])
+    parts = []
+    for start, keys in _blocks(begin, len(inputs.q_pe)):
+        parts.append(_best(np.asarray(_scores(keys, inputs, start)), config.index_topk))
+        done()
+    return np.concatenate(parts)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -114,10 +137,13 @@ def _best(scores: np.ndarray, k: int) -> np.ndarray:
     return chosen
 
 
-def _attend_all(config: ModelConfig, inputs: Inputs, chosen: np.ndarray) -> jax.Array:
+def _attend_all(config: ModelConfig, inputs: Inputs, chosen: np.ndarray, done: Callable[[], None]) -> jax.Array:
     """Attention of every token over what it chose, [tokens, heads, kv_lora_rank]."""
-    blocks = _blocks(0, len(chosen))
-    parts = [_attend(config.sm_scale, keys, inputs, at, chosen[at : at + BLOCK]) for at, keys in blocks]
+    parts = []
+    for at, keys in _blocks(0, len(chosen)):
+        # Waited for: a dispatch that has only been queued is not done.
+        parts.append(_attend(config.sm_scale, keys, inputs, at, chosen[at : at + BLOCK]).block_until_ready())
+        done()
     return jnp.concatenate(parts)
 
 

@@ -19,6 +19,8 @@ from dsa_verify.errors import DsaVerifyError
 from dsa_verify.kernels.contract import Provider, surface_named
 from dsa_verify.mutants.digest import code_digest
 from dsa_verify.mutants.source import StaleMutant
+from dsa_verify.mutants.system import SystemMutant
+from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
 from dsa_verify.mutants.systematic import systematic_mutants
 from dsa_verify.mutants.table import MUTANTS
 
@@ -38,7 +40,7 @@ Attempt = tuple[str, str, tuple[str, ...]]
 
 
 class AnyMutant(Protocol):
-    """What handwritten and systematic mutants have in common. `scenario`: where to look first, if one is known."""
+    """What all mutants have in common. `scenario`: where to look first, if one is known."""
 
     @property
     def name(self) -> str: ...
@@ -52,6 +54,10 @@ class AnyMutant(Protocol):
     def scenario(self) -> str | None: ...
     @property
     def fingerprint(self) -> str: ...
+
+
+class KernelMutant(AnyMutant, Protocol):
+    """A mutant whose kernels can be had as a provider; handwritten or systematic."""
 
     def load(self) -> Provider: ...
 
@@ -88,9 +94,9 @@ class Order:
     hint: Attempt | None = None
 
 
-def named(name: str) -> AnyMutant:
-    """A handwritten or systematic mutant."""
-    return MUTANTS.get(name) or systematic_mutants()[name]
+def named(name: str) -> KernelMutant | SystemMutant:
+    """A handwritten, system or systematic mutant."""
+    return MUTANTS.get(name) or SYSTEM_MUTANTS.get(name) or systematic_mutants()[name]
 
 
 def run(
@@ -165,39 +171,61 @@ def try_mutant(order: Order, tier: str, deep: bool) -> Fate:
     mutant, start = named(order.name), time.perf_counter()
     fate = Fate(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
     try:
-        provider = mutant.load()
-    except StaleMutant:
-        raise
-    except Exception as error:
-        return replace(fate, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
-    try:
-        for surface, scenario, checks in _dear(mutant, tier) if deep else _cheap(mutant, order.hint, tier):
-            killers = _killers(provider, surface, scenario, checks)
-            if killers:
-                reason = next(iter(killers.values()))
-                fate = replace(
-                    fate, surface=surface, killed_by=tuple(killers), scenario=scenario, reason=" ".join(reason.split())
-                )
-                break
+        if isinstance(mutant, SystemMutant):
+            fate = _system_fate(fate, mutant, deep)
+        else:
+            fate = _kernel_fate(fate, mutant, _dear(mutant, tier) if deep else _cheap(mutant, order.hint, tier))
     finally:
         _forget()
     return replace(fate, seconds=round(time.perf_counter() - start, 2))
 
 
-def _killers(provider: Provider, surface: str, scenario: str, checks: tuple[str, ...]) -> dict[str, str]:
-    """Checks that reject, and why. The process dies if it takes too long."""
+def _kernel_fate(fate: Fate, mutant: KernelMutant, attempts: Iterator[Attempt]) -> Fate:
+    try:
+        provider = mutant.load()
+    except StaleMutant:
+        raise
+    except Exception as error:
+        return replace(fate, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
+    for surface, scenario, checks in attempts:
+        killers = _in_time(partial(_rejections, provider, surface, scenario, checks))
+        if killers:
+            return replace(_killed(fate, scenario, killers), surface=surface)
+    return fate
+
+
+def _system_fate(fate: Fate, mutant: SystemMutant, deep: bool) -> Fate:
+    for place, play in mutant.attempts(deep):
+        killers = _in_time(play)
+        if killers:
+            return _killed(fate, place, killers)
+    return fate
+
+
+def _killed(fate: Fate, scenario: str, killers: Mapping[str, str]) -> Fate:
+    reason = " ".join(next(iter(killers.values())).split())
+    return replace(fate, killed_by=tuple(killers), scenario=scenario, reason=reason)
+
+
+def _rejections(provider: Provider, surface: str, scenario: str, checks: tuple[str, ...]) -> dict[str, str]:
+    """Checks that reject, and why."""
     from dsa_verify.verify import verify
 
+    results = verify(surface_named(surface), provider, SCENARIOS[scenario], checks)
+    return {result.check: result.verdict.reason for result in results if result.verdict.status == "rejected"}
+
+
+def _in_time(judge: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What `judge` says, or that it could not. The process dies if it takes too long."""
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
     try:
-        results = verify(surface_named(surface), provider, SCENARIOS[scenario], checks)
+        return judge()
     except DsaVerifyError:
         raise
     except Exception as error:
         return {"broke": f"{type(error).__name__}: {error}"}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return {result.check: result.verdict.reason for result in results if result.verdict.status == "rejected"}
 
 
 def _forget() -> None:
@@ -208,7 +236,7 @@ def _forget() -> None:
     gc.collect()
 
 
-def _cheap(mutant: AnyMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
+def _cheap(mutant: KernelMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
     """Where it was killed before, and where it is expected to be; then the scenarios of each surface's fullest bucket,
     which cost one compilation, by the checks that need one run."""
     if hint is not None:
@@ -220,7 +248,7 @@ def _cheap(mutant: AnyMutant, hint: Attempt | None, tier: str) -> Iterator[Attem
             yield surface, scenario, CHEAP
 
 
-def _dear(mutant: AnyMutant, tier: str) -> Iterator[Attempt]:
+def _dear(mutant: KernelMutant, tier: str) -> Iterator[Attempt]:
     """All scenarios by all checks of one batch, the fullest buckets first; variants of these batches last, because what
     no batch shows they hardly ever do."""
     buckets = {surface: _by_bucket(mutant.provider, surface, tier) for surface in mutant.surfaces}

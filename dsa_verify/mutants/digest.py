@@ -14,6 +14,7 @@ _SUITE = (
 _PROVIDER = {
     "builtin": ("kernels/pallas", "kernels/providers/builtin.py"),
     "jnp": ("kernels/jnp", "kernels/providers/jnp.py"),
+    "system": ("backend.py", "config.py", "engine", "model", "system", "kernels/jnp", "mutants/system.py"),
 }
 
 

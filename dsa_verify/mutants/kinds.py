@@ -1,4 +1,4 @@
-"""Kinds of bugs that DSA and paged-attention code has really had, by number, and those no mutant can express yet."""
+"""Kinds of bugs that DSA and paged-attention code has really had, by number, and those no mutant can express."""
 
 KINDS: dict[str, str] = {
     "01": "indexer RoPE layout, half-split due",
@@ -50,23 +50,14 @@ KINDS: dict[str, str] = {
 }
 """Short names by the number in the public bug log that the suite is built against."""
 
-_SYSTEM = (
-    "no surface is more than one layer in one step; tests/mutants/test_system_mutants.py breaks the system instead"
-)
-
 NOT_EXPRESSIBLE: dict[str, str] = {
-    "18": _SYSTEM,
-    "19": _SYSTEM,
     "29": "no surface merges partial results; the running softmax of one kernel is covered under its own name",
     "34": "no surface has an fp8 cache; the contract takes float32 and bfloat16",
     "37": "every attention surface is absorbed; needs a module that can take either path",
-    "45": _SYSTEM,
-    "55": "a surface takes one cache and one table; groups of caches exist in an engine only",
-    "57": _SYSTEM,
-    "58": "out of any kernel's reach; a control condition for evaluations",
+    "58": "the engine waits for every step, so no token is pending; a control condition for evaluations",
     "61": "a fault of suites, not of kernels; tests/unit/test_scenarios_have_teeth.py is the guard against it",
 }
-"""Kinds that no kernel-level surface can show, and why."""
+"""Kinds that neither a kernel nor the system around it can show here, and why."""
 
 OTHER: dict[str, str] = {
     "traffic": "pages are fetched that nobody needs",
@@ -75,8 +66,10 @@ OTHER: dict[str, str] = {
     "softmax": "running softmax keeps an old maximum's weight",
     "own": "decode leaves out its own token",
     "metadata": "metadata of another step or count",
+    "rotary": "rotary part of the latent keys is wrong",
+    "engine": "chunks, preemption, sampling or pages of an engine",
 }
-"""Kinds beside the log's, which our own kernels make possible."""
+"""Kinds beside the log's, which our own kernels and engine make possible."""
 
 
 def title(kind: str) -> str:

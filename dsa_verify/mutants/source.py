@@ -6,7 +6,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -47,16 +47,19 @@ class Patch:
         return source.replace(self.old, self.new)
 
 
-def with_patches(package: str, patches: Iterable[SourceChange], load: Callable[[], T]) -> T:
-    """Call `load` while `package` imports anew with patched source.
+def with_patches(package: str | tuple[str, ...], patches: Iterable[SourceChange], load: Callable[[], T]) -> T:
+    """Call `load` while a package, or several that import each other, imports anew with patched source.
 
-    What `load` returns keeps the broken copy; afterwards the real package is imported as before, untouched.
+    What `load` returns keeps the broken copy; afterwards the real packages are imported as before, untouched.
     Raises `StaleMutant` when a patch does not apply, or when `load` never imports its module.
     """
     by_module: dict[str, list[SourceChange]] = {}
     for patch in patches:
         by_module.setdefault(patch.module, []).append(patch)
-    with _forgotten(package), _patching(by_module) as applied:
+    with ExitStack() as stack:
+        for each in (package,) if isinstance(package, str) else package:
+            stack.enter_context(_forgotten(each))
+        applied = stack.enter_context(_patching(by_module))
         loaded = load()
     unused = set(by_module) - applied
     if unused:

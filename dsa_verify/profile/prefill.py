@@ -4,7 +4,7 @@
 `settings.layers` selected for the last `settings.queries` tokens. It decides nothing about them: `analysis.py` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +25,17 @@ class Settings:
     page_size: int = 64
 
 
-def trace_of(files: Sequence[Path], model_dir: Path | None, settings: Settings) -> Trace:
+def trace_of(
+    files: Sequence[Path],
+    model_dir: Path | None,
+    settings: Settings,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Trace:
     """Prefill one prompt made of `files` and record its selections.
 
-    model_dir: a folder with a Hugging Face checkpoint and its tokenizer. Raises `ConfigError` for files or a folder
-    that cannot be read, for a layer without an indexer, and for a prompt shorter than `settings.queries`.
+    model_dir: a folder with a Hugging Face checkpoint and its tokenizer. tell: told how many blocks are done, of how
+      many. Raises `ConfigError` for files or a folder that cannot be read, for a layer without an indexer, and for a
+      prompt shorter than `settings.queries`.
     """
     from dsa_verify.model.decoder import load_params
     from dsa_verify.model.prefill import selections_of
@@ -46,7 +52,7 @@ def trace_of(files: Sequence[Path], model_dir: Path | None, settings: Settings) 
     if len(tokens) < settings.queries:
         raise ConfigError(f"the prompt has {len(tokens)} tokens; give a longer text, or --queries of at most as many")
     params = load_params(config, weights, np.float32)
-    found = selections_of(config, params, np.array(tokens, np.int32), layers, settings.queries)
+    found = selections_of(config, params, np.array(tokens, np.int32), layers, settings.queries, tell)
     positions = np.arange(len(tokens) - settings.queries, len(tokens), dtype=np.int32)
     name = "built-in" if model_dir is None else model_dir.name
     source = Source(" + ".join(path.name for path in files), name, settings.page_size, config.index_topk, len(tokens))

@@ -1,173 +1,91 @@
-"""The system around the kernels, broken on purpose: each fault of backend, decoder and runner is noticed."""
+"""The system around the kernels, broken on purpose: each fault of backend, decoder and runner is noticed.
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+Engines are in tests/unit/test_engine_mutants.py; that nothing is rejected without a mutant, in test_engine_model.py.
+"""
 
-import numpy as np
+import json
+from dataclasses import replace
+
 import pytest
+from click.testing import CliRunner
 
-from dsa_verify.model.config import parse_config
-from dsa_verify.mutants.source import Patch, with_patches
-from tests.unit import test_backend, test_engine_model, test_model
-from tests.unit.random_models import CHUNKS, DOCUMENTS
+from dsa_verify.cli import main
+from dsa_verify.kernels.contract import SURFACES as KERNEL_SURFACES
+from dsa_verify.mutants import campaign
+from dsa_verify.mutants.campaign import Order, try_mutant
+from dsa_verify.mutants.kinds import KINDS, OTHER
+from dsa_verify.mutants.source import StaleMutant
+from dsa_verify.mutants.system import SURFACES, Hook, Lines
+from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
+from dsa_verify.mutants.systematic import systematic_mutants
+from dsa_verify.mutants.table import MUTANTS
+from dsa_verify.system.scenarios import CHECKS, SCENARIOS
 
-
-@dataclass(frozen=True)
-class SystemMutant:
-    """Source replaced in one module; `kind` as in `dsa_verify.mutants.kinds`; `noticed` runs what must notice."""
-
-    kind: str
-    module: str
-    old: str
-    new: str
-    noticed: Callable[[], bool]
-
-
-def backend_tests_fail(*names: str) -> Callable[[], bool]:
-    """Whether any of the backend's own tests fails."""
-
-    def fails() -> bool:
-        from dsa_verify import backend
-
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("attend", "path_of", "Path", "Layer", "Inputs", "Caches", "Metadata", "Selection"):
-                patch.setattr(test_backend, name, getattr(backend, name))
-            return any(rejected(name) for name in names)
-
-    return fails
+WIRED = [name for name, mutant in SYSTEM_MUTANTS.items() if mutant.surface != "engine"]
 
 
-def rejected(test: str) -> bool:
-    calls = {
-        "sparse": lambda: test_backend.test_sparse_prefill_attends_the_best_pages_of_every_query(
-            "mixed-decode-and-chunk-p16-f32", True, False
-        ),
-        "packed": lambda: test_backend.test_sparse_prefill_attends_the_best_pages_of_every_query(
-            "several-unequal-p16-f32", True, True
-        ),
-        "dense": lambda: test_backend.test_dense_prefill_attends_everything_and_still_writes_index_keys(
-            "several-unequal-p16-f32"
-        ),
-        "budget": lambda: test_backend.test_decode_with_a_page_budget_attends_that_many_best_pages(
-            "decode-page-edges-d16-bf16"
-        ),
-        "shared": lambda: test_backend.test_shared_layer_attends_what_the_last_full_layer_chose_and_hands_it_on(
-            "several-unequal-p16-f32"
-        ),
-        "refusal": test_backend.test_shared_layer_refuses_to_run_before_a_full_one_has_chosen,
-    }
-    try:
-        calls[test]()
-    except (Exception, pytest.fail.Exception):  # whatever it is: without the mutant the same test passes
-        return True
-    return False
+@pytest.mark.parametrize("name", WIRED)
+def test_broken_system_is_rejected_by_the_check_that_names_its_fault(name):
+    mutant = SYSTEM_MUTANTS[name]
+    found = mutant.rejected(mutant.scenarios[0], mutant.seed)
+    assert mutant.check in found, f"{name} survived {mutant.check}; rejected by {sorted(found)}"
 
 
-def leaves_transformers() -> bool:
-    """Whether choices or logits of a random checkpoint are no longer those of transformers."""
-    rows, layers = test_model.pinned("glm_moe_dsa")
-    logits, chosen, _ = test_model.run("glm_moe_dsa", CHUNKS["decode"])
-    config = parse_config(DOCUMENTS["glm_moe_dsa"], "here")
-    off = max(
-        np.abs(logits[at] - rows[at]).max() / test_model.budget(config, rows[at]) for at in set(logits) & set(rows)
+@pytest.mark.parametrize("name", ["shared-first", "packed-table"])
+def test_backend_by_itself_is_accepted(name):
+    assert not any(SCENARIOS[name](seed) for seed in range(3))
+
+
+def test_every_check_of_the_system_kills_some_mutant():
+    assert {mutant.check for mutant in SYSTEM_MUTANTS.values()} == set(CHECKS)
+
+
+def test_mutants_have_kinds_scenarios_and_names_of_their_own():
+    assert not set(SYSTEM_MUTANTS) & ({*MUTANTS} | {*systematic_mutants()})
+    assert not set(SURFACES) & set(KERNEL_SURFACES)
+    for mutant in SYSTEM_MUTANTS.values():
+        assert mutant.kind in KINDS or mutant.kind in OTHER
+        assert set(mutant.scenarios) <= set(SCENARIOS) and mutant.surface in SURFACES
+
+
+def test_source_that_moved_on_is_an_error_not_a_survivor():
+    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Lines("dsa_verify.backend", "no such line", ""))
+    with pytest.raises(StaleMutant, match="expected once"):
+        gone.rejected("shared-first", 0)
+
+
+def test_system_that_is_right_survives_and_the_real_modules_are_untouched(monkeypatch):
+    before = {module: vars(__import__(module, fromlist=["x"])) for module in ("dsa_verify.backend",)}
+    right = replace(
+        SYSTEM_MUTANTS["shared-layer-runs-without-a-selection"],
+        change=Lines("dsa_verify.backend", '"""One layer on one device, its path decided."""', ""),
     )
-    return off > 1 or [list(chosen[layer].values()) for layer in sorted(chosen)] != layers
+    monkeypatch.setattr(campaign, "named", lambda name: right)
+    assert not try_mutant(Order("right"), "quick", deep=False).killed
+    assert all(vars(__import__(module, fromlist=["x"])) is held for module, held in before.items())
 
 
-BACKEND, DECODER = "dsa_verify.backend", "dsa_verify.model.decoder"
-MUTANTS = {
-    "selection of the first full layer for all shared ones": SystemMutant(
-        "19", DECODER, "selection = output.selection", "selection = selection or output.selection", leaves_transformers
-    ),
-    "shared layer chooses for itself": SystemMutant(
-        "18", BACKEND, '    if path.selection != "shared":\n        selection = None\n',
-        '    if path.selection == "shared":\n'
-        "        selection = Selection(0 * selection.pages + jax.numpy.arange(selection.pages.shape[1]))\n",
-        backend_tests_fail("shared"),
-    ),
-    "shared layer runs without a selection": SystemMutant(
-        "19", BACKEND, "    if not own and not selected:\n", "    if False:\n", backend_tests_fail("refusal")
-    ),
-    "dense prefill writes no index keys": SystemMutant(
-        "20", BACKEND, 'Path("dense_mla", "keys" if own else "none")', 'Path("dense_mla", "none")',
-        backend_tests_fail("dense"),
-    ),
-    "mixed step taken for a decode": SystemMutant(
-        "38", BACKEND, '    if mode == "decode":\n', '    if mode != "extend":\n', backend_tests_fail("sparse")
-    ),
-    "sparse prefill silently dense": SystemMutant(
-        "39", BACKEND, "not (config.prefill_sparse or exact)", "not exact", backend_tests_fail("sparse")
-    ),
-    "page budget ignored": SystemMutant(
-        "50", BACKEND, "by_pages = config.page_topk > 0", "by_pages = False", backend_tests_fail("budget")
-    ),
-    "packed table read at a fixed stride": SystemMutant(
-        "25", BACKEND, "fixed_stride(metadata.page_table, metadata.cu_kv_lens, caches.cache_kv.shape[1])",
-        "metadata.page_table.reshape(metadata.kv_lens.shape[0], -1)", backend_tests_fail("packed"),
-    ),
-    "rotary part of the keys not turned": SystemMutant(
-        "01", DECODER, "for part in (pe, latent[:, None, rank:]))", "for part in (pe, pe[:, :1]))", leaves_transformers
-    ),
-    "softmax scale of the latent width": SystemMutant(
-        "26", DECODER, "Layer(kind, config.index_topk, config.sm_scale)",
-        "Layer(kind, config.index_topk, (config.kv_lora_rank + config.qk_rope_head_dim) ** -0.5)", leaves_transformers,
-    ),
-}  # fmt: skip
+def test_play_that_breaks_is_a_kill_and_what_it_replaced_comes_back(monkeypatch):
+    from dsa_verify.engine import Engine
+
+    def install(patch):
+        patch.setattr(Engine, "submit", lambda engine, request: 1 / 0)
+
+    right, broken = Engine.submit, replace(SYSTEM_MUTANTS["abort-leaks-pages"], change=Hook(install))
+    monkeypatch.setattr(campaign, "named", lambda name: broken)
+    found = try_mutant(Order("broken"), "quick", deep=False)
+    assert found.killed_by == ("broke",) and "ZeroDivisionError" in found.reason
+    assert Engine.submit is right
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_broken_system_is_noticed(name):
-    mutant = MUTANTS[name]
-    patch = [Patch(mutant.module, mutant.old, mutant.new)]
-    package = mutant.module.rpartition(".")[0] if mutant.module == DECODER else mutant.module
-    assert not mutant.noticed(), "what must notice fails without the mutant"
-    assert with_patches(package, patch, mutant.noticed)
-
-
-def restored_without_keys(runner) -> None:
-    """A prefix hit brings back latents but no index keys (kind 45): whoever starts behind the end of another's."""
-    import jax.numpy as jnp
-
-    run, end = runner.run, {}
-
-    def broken(step):
-        for seq in np.flatnonzero(step.kv_lens):
-            table, history = step.page_table[seq], int(step.kv_lens[seq] - step.q_lens[seq])
-            if history and end.get(int(table[0])) != history:
-                gone = jnp.asarray(table[: history // step.page_size])
-                runner.pools = tuple(
-                    pool if pool.index_cache is None else pool._replace(index_cache=pool.index_cache.at[gone].set(0))
-                    for pool in runner.pools
-                )
-            end[int(table[0])] = int(step.kv_lens[seq])
-        return run(step)
-
-    runner.run = broken
-
-
-def table_of_the_step_before(runner) -> None:
-    """The page table that the host has already overwritten for another step (kind 57)."""
-    run, last = runner.run, []
-
-    def broken(step):
-        table = last[-1] if last and last[-1].shape == step.page_table.shape else step.page_table
-        last.append(step.page_table)
-        stale = object.__new__(type(step))
-        vars(stale).update({**vars(step), "page_table": table})
-        return run(stale)
-
-    runner.run = broken
-
-
-@pytest.mark.parametrize("spoil", [restored_without_keys, table_of_the_step_before])
-def test_broken_runner_is_noticed(spoil):
-    """Some workload with hits and company gives other tokens than the requests get alone."""
-    alone = test_engine_model.runner_of(test_engine_model.EXACT, 9)
-    for seed in range(test_engine_model.WORKLOADS):
-        work = dataclasses.replace(test_engine_model.workload(seed), aborts={})
-        runner = test_engine_model.runner_of(test_engine_model.EXACT, work.pool)
-        spoil(runner)
-        if test_engine_model.differences(work, runner, alone):
-            return
-    pytest.fail("no workload noticed")
+def test_command_counts_them_among_the_handwritten_and_keeps_their_results(tmp_path):
+    arguments = ["mutants", "--surface", "engine", "--mutant", "abort-*", "--jobs", "1", "--json"]
+    for _ in range(2):
+        result = CliRunner().invoke(main, [*arguments, "--cache", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["handwritten"] == {"killed": 1, "total": 1}
+    (record,) = document["mutants"]
+    assert (record["provider"], record["surface"], record["scenario"]) == ("system", "engine", "toy/4")
+    assert set(record["killed_by"]) == {"guards", "answers"} and record["kind"] == "engine"
+    assert len(list(tmp_path.glob("*.json"))) == 1

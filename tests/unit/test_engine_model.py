@@ -1,131 +1,84 @@
-"""The real decoder behind the engine: answers do not depend on company, chunks, prefix hits, preemption or kernels."""
-
-import dataclasses
+"""The real decoder behind the engine, under every wiring: answers are the reference's, whatever the engine does."""
 
 import numpy as np
 import pytest
 
-from dsa_verify.config import BackendConfig
-from dsa_verify.engine import Engine, EngineConfig, Finished, GenerationRequest
-from dsa_verify.model.config import parse_config
-from tests.unit.random_models import DOCUMENTS, weights_of
+from dsa_verify.engine import Finished, Report
+from dsa_verify.system import survey as survey_module
+from dsa_verify.system.judge import Found, judged
+from dsa_verify.system.reference import _best
+from dsa_verify.system.survey import differences, survey
+from dsa_verify.system.wirings import FAST, WIRINGS
+from dsa_verify.system.workloads import Played, Wrong, decoder_workload, small_workload
 
-PAGE_SIZE, VOCABULARY, WORKLOADS = 16, 24, 5
-NEAR_TIE = 1e-3
-"""Gap of two logits (of size about 3) below which float32 may order them either way; see tests/unit/test_model.py."""
-
-EXACT = BackendConfig(kernels="jnp", granularity="token")
-DENSE = BackendConfig(kernels="jnp", page_topk=64)
-SPARSE = BackendConfig(kernels="jnp", prefill_sparse=True)
-PATHS = {
-    "exact tokens": (EXACT, {"sparse_mla_tokens"}),
-    "dense prefill, all pages": (DENSE, {"dense_mla", "sparse_mla_decode"}),
-}
-"""Configurations whose mathematics does not know the mode of a step, and the attention that each must have taken."""
+WORKLOADS = 10
+MODES = {"decode", "extend", "mixed"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """Requests, the engine that takes them, and how long before some are aborted (by number)."""
+@pytest.mark.parametrize("name", FAST)
+def test_requests_get_the_answers_that_they_get_alone(name):
+    (line,) = survey(range(WORKLOADS), [name], tell=lambda line: None)
+    assert line.workloads == WORKLOADS
+    assert set(line.modes) == MODES, "a path of this wiring never ran"
+    assert all(line.engine.values()), f"{line.engine}: nothing of one kind happened"
+    assert 100 * line.excused <= line.looks  # choices that hang on the last bit are rare, or excuses hide a fault
+    assert (line.same > 0) == (WIRINGS[name].twin is not None)
 
-    requests: list[GenerationRequest]
-    settings: EngineConfig
-    pool: int
-    aborts: dict[int, int]
+
+@pytest.mark.parametrize("name", sorted(set(WIRINGS) - set(FAST)))
+def test_pallas_kernels_give_the_same_answers(name):
+    """Only the one that compiles fastest runs mixed steps here; `survey` has them in all."""
+    mixed = name == "pallas-by-query"
+    work, wiring = small_workload(mixed), WIRINGS[name]
+    found = judged(wiring, work)
+    assert found.rejected == {} and found.excused == 0
+    assert set(found.modes) == (MODES if mixed else MODES - {"mixed"})
+    assert found.played is not None and found.played.report.hit_tokens > 0
+    assert wiring.twin is not None and differences(found, judged(wiring.twin, work)) == ([], 0)
 
 
-def workload(seed: int) -> Workload:
-    """Random arrivals, lengths, shared prefixes, chunks, pools and aborts."""
-    rng = np.random.default_rng([41, seed])
-    shared = [tuple(rng.integers(0, VOCABULARY, 40).tolist()) for _ in range(2)]
-    requests = []
-    for _ in range(int(rng.integers(2, 6))):
-        own = tuple(rng.integers(0, VOCABULARY, int(rng.integers(1, 40))).tolist())
-        prompt = shared[rng.integers(2)][: int(rng.integers(17, 40))] + own if rng.random() < 0.6 else own
-        requests.append(GenerationRequest(prompt, int(rng.integers(1, 9)), arrival=int(rng.integers(0, 6))))
-    settings = EngineConfig(
-        max_running=int(rng.integers(2, 5)),
-        chunk_tokens=int(rng.choice([7, 16, 33])),
-        pages_per_seq=7,
-        mixed=bool(rng.random() < 0.7),
-        decode_seqs=(4,),
-        extend_tokens=(40,),
-        page_seed=seed,
+def test_every_switch_of_the_backend_is_in_some_wiring():
+    backends = [wiring.backend for wiring in WIRINGS.values()]
+    for switch in ("page_topk", "indexer_kernel", "indexer_kernel_prefill", "prefill_sparse", "prefill_qblock",
+                   "kernels", "granularity"):  # fmt: skip
+        assert len({getattr(backend, switch) for backend in backends}) > 1, switch
+
+
+def test_other_mathematics_give_other_answers():
+    """What a wiring attends matters here, so that a comparison with the wrong one would be noticed."""
+    work = decoder_workload(1)
+    plays = {name: judged(WIRINGS[name], work) for name in ("exact-tokens", "dense-prefill", "sparse-prefill-budget")}
+    for one in plays.values():
+        assert all(differences(one, other)[0] for other in plays.values() if other is not one)
+
+
+def end(*tokens: int, gap: float = 1.0) -> Found:
+    gaps = tuple(gap for _ in tokens)
+    return Found(played=Played(Report(), ends={0: Finished(9, 0, "length", tokens, gaps)}), budget=1e-4)
+
+
+def test_only_near_ties_are_excused():
+    assert differences(end(1, 2), end(1, 2)) == ([], 0)
+    assert differences(end(1, 2), end(1, 3, gap=1e-4)) == ([], 1)
+    assert differences(end(1, 2), end(1, 3))[0] == ["request 0 answered (1, 2), under the twin (1, 3)"]
+    assert differences(end(1, 2), end(1, gap=1e-9))[0], "an answer that is too short is no near-tie"
+
+
+def test_margin_of_a_choice_is_the_gap_to_the_first_that_is_left_out():
+    scores = np.array(
+        [[4.0, 1.0, 2.0, -np.inf], [0.0, 0.0, 3.0, -1.0], [5.0, 5.0, 5.0, 5.0], [1, -np.inf, -np.inf, -np.inf]]
     )
-    aborts = {int(rng.integers(len(requests))): int(rng.integers(2, 8))} if rng.random() < 0.3 else {}
-    return Workload(requests, settings, int(rng.integers(9, 20)), aborts)
+    kept, margin = _best(scores, 2)
+    assert kept.tolist() == [
+        [True, False, True, False],
+        [True, False, True, False],
+        [True, True, False, False],
+        [True, False, False, False],
+    ]
+    assert margin.tolist() == [0.25, np.inf, 0.0, np.inf]  # two zeros are no close call
 
 
-def runner_of(backend: BackendConfig, pool: int, kind: str = "glm_moe_dsa"):
-    from dsa_verify.model.decoder import load_params
-    from dsa_verify.model.runner import ModelRunner
-
-    config = parse_config(DOCUMENTS[kind], kind)
-    return ModelRunner(config, load_params(config, weights_of(kind), np.float32), backend, PAGE_SIZE, pool)
-
-
-def served(work: Workload, runner) -> dict[int, Finished]:
-    """Finished requests by their number in the workload; invariants hold after every step."""
-    engine = Engine(runner, work.settings)
-    numbers = {engine.submit(request): at for at, request in enumerate(work.requests)}
-    done, steps = {}, 0
-    while engine.busy:
-        for event in engine.step():
-            if isinstance(event, Finished):
-                done[numbers[event.request]] = event
-        engine.check()
-        steps += 1
-        for number, at in numbers.items():
-            if work.aborts.get(at) == steps:
-                engine.abort(number)
-        assert steps < 400, "a request is stuck"
-    return done
-
-
-def differences(work: Workload, runner, alone) -> list[str]:
-    """Requests that got other tokens than by themselves, near-ties excepted."""
-    told = []
-    for at, event in served(work, runner).items():
-        request = work.requests[at]
-        (due,) = Engine(alone, ALONE).generate([dataclasses.replace(request, arrival=0)])
-        for place, (got, wanted) in enumerate(zip(event.tokens, due.tokens, strict=False)):
-            if got != wanted:
-                if due.gaps[place] > NEAR_TIE:
-                    told.append(f"request {at}: token {place} is {got}, alone {wanted}, gap {due.gaps[place]}")
-                break
-        else:
-            if event.reason != "abort" and len(event.tokens) != len(due.tokens):
-                told.append(f"request {at}: {len(event.tokens)} tokens, alone {len(due.tokens)}")
-    return told
-
-
-ALONE = EngineConfig(max_running=1, chunk_tokens=96, pages_per_seq=7, prefix_cache=False, extend_tokens=(96,))
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_requests_get_the_tokens_that_they_get_alone(name):
-    backend, attention = PATHS[name]
-    alone, taken = runner_of(backend, 9), set()
-    for seed in range(WORKLOADS):
-        work = workload(seed)
-        runner = runner_of(backend, work.pool)
-        assert not differences(work, runner, alone), seed
-        taken |= {path.attention for _, _, path in runner.paths}
-    assert taken == attention
-
-
-@pytest.mark.parametrize("change", [{"prefill_qblock": False}, {"indexer_kernel": False}], ids=["per query", "same"])
-def test_how_a_sparse_prefill_runs_changes_no_token(change):
-    """The same mathematics by another kernel."""
-    work = dataclasses.replace(workload(3), aborts={})
-    plain = served(work, runner_of(SPARSE, work.pool))
-    other = served(work, runner_of(dataclasses.replace(SPARSE, **change), work.pool))
-    assert {at: event.tokens for at, event in plain.items()} == {at: event.tokens for at, event in other.items()}
-
-
-def test_one_page_of_budget_changes_tokens():
-    """The comparison above has teeth."""
-    work = dataclasses.replace(workload(3), aborts={})
-    plain = served(work, runner_of(EXACT, work.pool))
-    poor = served(work, runner_of(dataclasses.replace(SPARSE, page_topk=1), work.pool))
-    assert {at: event.tokens for at, event in plain.items()} != {at: event.tokens for at, event in poor.items()}
+def test_survey_ends_at_the_first_rejection(monkeypatch):
+    monkeypatch.setattr(survey_module, "judged", lambda *_: Found({"paths": "layer 0 ran dense_mla"}))
+    with pytest.raises(Wrong, match="dense, workload 3: paths: layer 0 ran dense_mla"):
+        survey([3], ["dense"])

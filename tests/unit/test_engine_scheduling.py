@@ -16,7 +16,7 @@ from dsa_verify.engine import (
     Token,
 )
 from dsa_verify.errors import EngineError, RequestError
-from tests.unit.toy_runner import VOCAB, ToyRunner, expected
+from dsa_verify.system.toy import VOCAB, ToyRunner, expected
 
 PAGE = 4
 

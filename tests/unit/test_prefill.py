@@ -24,6 +24,15 @@ def test_blocks_choose_what_transformers_chooses(kind, queries):
         assert [[c for c in row if c >= 0] for row in found[layer].tolist()] == rows[-queries:]
 
 
+def test_every_block_is_told_up_to_the_number_that_was_said_first():
+    """Two blocks a layer: a full one chooses and attends, a shared one attends, the last one chooses for its end."""
+    config, told = parse_config(DOCUMENTS["glm_moe_dsa"], "here"), []
+    tokens = np.tile(tokens_of("glm_moe_dsa"), 16)[:300]
+    params = load_params(config, weights_of("glm_moe_dsa"), np.float32)
+    selections_of(config, params, tokens, (0, 2), 20, lambda *blocks: told.append(blocks))
+    assert told == [(n, 7) for n in range(1, 8)]
+
+
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"

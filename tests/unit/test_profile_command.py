@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.cli import main
+from dsa_verify.commands import profile as profile_command
 from dsa_verify.profile import prefill
 from dsa_verify.profile.trace import Trace, save
 from tests.unit.planted_selections import planted, selections, source, trace
@@ -126,7 +127,7 @@ def test_refusals_exit_2_and_say_what_to_do(recorded, tmp_path, monkeypatch, arg
 def test_files_are_read_by_the_model_through_the_seam(tmp_path, monkeypatch):
     asked = []
 
-    def trace_of(files, model_dir, settings):
+    def trace_of(files, model_dir, settings, tell):
         asked.append((files, model_dir, settings))
         return two_layers()
 
@@ -137,6 +138,32 @@ def test_files_are_read_by_the_model_through_the_seam(tmp_path, monkeypatch):
     assert [file.name for file in files] == ["a.txt", "b.txt"]
     assert model_dir == tmp_path
     assert settings == prefill.Settings(layers=(0, 7), queries=2048, page_size=64)
+
+
+def prefilling(tmp_path, monkeypatch, **options):
+    """`profile` of a text whose prefill has three blocks."""
+
+    def trace_of(files, model_dir, settings, tell):
+        for block in range(1, 4):
+            tell(block, 3)
+        return two_layers()
+
+    monkeypatch.setattr(prefill, "trace_of", trace_of)
+    return profile("a.txt", "--out", tmp_path / "out", "--no-plots", "--block-sizes", "16", **options)
+
+
+def test_prefill_tells_how_far_it_is_in_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
+    assert prefilling(tmp_path, monkeypatch).stderr == "", "a short one says nothing"
+    monkeypatch.setattr(profile_command, "SECONDS_BETWEEN_LINES", 0.0)
+    result = prefilling(tmp_path, monkeypatch)
+    assert re.findall(r"profile: prefill, (\d) of 3 blocks, \d+ s", result.stderr) == ["1", "2", "3"]
+    assert "prefill," not in result.stdout
+
+
+def test_prefill_has_a_bar_on_a_terminal_and_no_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile_command, "SECONDS_BETWEEN_LINES", 0.0)
+    result = prefilling(tmp_path, monkeypatch, env={"FORCE_COLOR": "1"})  # rich takes it for a terminal
+    assert "3/3" in result.stderr and "blocks," not in result.stderr
 
 
 def test_pictures_are_in_both_forms_and_the_page_holds_them_all_with_what_they_show(recorded, tmp_path):

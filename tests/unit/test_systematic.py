@@ -10,6 +10,7 @@ from dsa_verify.mutants import systematic
 from dsa_verify.mutants.kinds import KINDS, NOT_EXPRESSIBLE, OTHER
 from dsa_verify.mutants.operators import OPERATORS
 from dsa_verify.mutants.source import StaleMutant
+from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
 from dsa_verify.mutants.systematic import MODULES, source_of, systematic_mutants
 from dsa_verify.mutants.table import MUTANTS
 
@@ -114,7 +115,7 @@ def test_name_survives_lines_that_move_and_fails_loudly_when_its_place_is_gone()
 
 
 def test_every_kind_of_the_log_is_covered_or_has_a_reason():
-    covered = {mutant.kind for mutant in MUTANTS.values()}
+    covered = {mutant.kind for mutant in [*MUTANTS.values(), *SYSTEM_MUTANTS.values()]}
     assert covered <= set(KINDS) | set(OTHER)
     assert set(KINDS) - covered == set(NOT_EXPRESSIBLE), "a kind is neither covered nor excused, or both"
     assert all(1 <= int(kind) <= 61 for kind in KINDS)
