@@ -14,9 +14,12 @@ from pathlib import Path
 import click
 
 from dsa_verify import __version__, errors
+from dsa_verify.commands.gate import gate
 from dsa_verify.commands.golden import golden
 from dsa_verify.commands.mutants import mutants
 from dsa_verify.commands.profile import profile
+from dsa_verify.commands.report import keep, prepare, report
+from dsa_verify.commands.serve import serve
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
 
@@ -68,6 +71,8 @@ class Selection:
     no_known_failures: bool
     minutes: float
     seed: int
+    shard: str | None = None
+    durations: Path | None = None
 
 
 @click.group(cls=_Commands, epilog=_EXITS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,6 +83,7 @@ def main() -> None:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @main.command(epilog=_EXITS)
@@ -94,10 +100,15 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--document", type=_FILE, help="A UTF-8 text that the document family is drawn from.")
 @click.option("--known-failures", type=_FILE, help="A TOML file of known failures, beside the shipped ones.")
 @click.option("--no-known-failures", is_flag=True, help="Judge known failures as plain rejections.")
+@click.option("--shard", metavar="i/n", help="Run one of n parts of the plan; `report merge` makes them one run.")
+@click.option("--durations", type=_FILE, metavar="RUN.json", help="An earlier --json document, to cut shards evenly.")
+@click.option("--report", type=_OUT, metavar="FILE.html", help="Write a page of the run.")
+@click.option("--history", type=_OUT, metavar="FILE", help="Append the run to a history; see `report trend`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
-def parity(as_json: bool, slowest: int, **options) -> None:
+def parity(as_json: bool, slowest: int, report: Path | None, history: Path | None, **options) -> None:
     """Run kernels beside dense MLA and float64 oracles, and judge them by every check."""
+    prepare(report, history, again=options["tier"] != "soak" and options["shard"] is None)
     with _stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
         outcome = _run(Selection(**options))
     if as_json:
@@ -108,21 +119,25 @@ def parity(as_json: bool, slowest: int, **options) -> None:
         terminal.print_outcome(outcome, slowest)
     for trace in dict.fromkeys(result.extra["broke"] for result in outcome.results if "broke" in result.extra):
         click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
+    keep(outcome, report, history)
     sys.exit(int(outcome.exit_code))
 
 
 def _run(selection: Selection):
     """Plan, run and judge; returns the `Outcome`. Raises `DsaVerifyError` for bad input."""
-    from dsa_verify import known, suite
+    from dsa_verify import known, shards, suite
     from dsa_verify.report import terminal
     from dsa_verify.report.outcome import Outcome
 
+    if selection.durations and not selection.shard:
+        raise errors.ConfigError("--durations cuts shards; give --shard i/n with it")
     if selection.tier == "soak":
         return _soak(selection)
     start = time.perf_counter()
     cases = suite.plan(selection.provider, selection.surface, selection.scenario, selection.tier)
     providers = tuple(dict.fromkeys(case.provider for case in cases))
     entries = () if selection.no_known_failures else known.known_failures(providers, selection.known_failures)
+    shard, cases, elsewhere = _shard(cases, selection)
     suite.scenario_table(selection.document)
     provenance = suite.provenance(providers, selection.provider_path)
     with terminal.progress(len(cases)) as done:
@@ -134,14 +149,28 @@ def _run(selection: Selection):
             on_result=done,
         )
     entries = known.applicable(entries, native=provenance["backend"] == "tpu")
-    stale = tuple(entry for entry, failed in known.tally(results, entries).items() if not failed)
+    seen = known.tally(results, entries)
+    stale = tuple(entry for entry, failed in seen.items() if not failed and not shards.may_show(entry, elsewhere))
     return Outcome(
         command=shlex.join(["dsa-verify", *sys.argv[1:]]),
         seconds=time.perf_counter() - start,
         provenance=provenance,
         results=tuple(known.forgive(results, entries)),
         stale=stale,
+        seen=seen,
+        shard=shard,
     )
+
+
+def _shard(cases, selection: Selection):
+    """Which shard of the plan is to run, its cases, and those that run elsewhere."""
+    from dsa_verify import shards
+    from dsa_verify.report.reading import read
+
+    if selection.shard is None:
+        return None, cases, ()
+    seconds = shards.durations(read(selection.durations).results) if selection.durations else None
+    return shards.take(cases, *shards.parse(selection.shard), seconds)
 
 
 def _soak(selection: Selection):
@@ -149,6 +178,8 @@ def _soak(selection: Selection):
     from dsa_verify import known, soak, suite
     from dsa_verify.report.outcome import Outcome
 
+    if selection.shard:
+        raise errors.ConfigError("a soak has no shards; give each machine another --seed")
     start = time.perf_counter()
     plan = soak.Plan(
         selection.provider or suite.DEFAULT_PROVIDERS, selection.surface, selection.minutes, selection.seed,
@@ -229,6 +260,9 @@ def doctor(provider_path: Path | None) -> None:
     sys.exit(0 if healthy else 3)
 
 
+main.add_command(gate)
 main.add_command(golden)
 main.add_command(mutants)
 main.add_command(profile)
+main.add_command(report)
+main.add_command(serve)

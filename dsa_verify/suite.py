@@ -198,7 +198,7 @@ def run_cases(
     bad input, as `judge_case` does.
     """
     work = partial(judge_case, provider_path=provider_path, document=document, judge=judge)
-    groups = _groups(cases)
+    groups = groups_of(cases)
     jobs = job_count(jobs, len(groups))
     judged: dict[Case, tuple[Result, ...]] = {}
     with closing(in_process(groups, work) if jobs == 1 else workers.run_groups(groups, work, jobs)) as answers:
@@ -237,14 +237,15 @@ def in_process(groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Re
             yield case, work(case)
 
 
-def _groups(cases: Sequence[Case]) -> list[list[Case]]:
+def groups_of(cases: Sequence[Case]) -> list[list[Case]]:
     """Cases by what they share compilations with, the most work first, so that no long group is left to the end."""
     groups: dict[tuple[str, str, str], list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
-
-    def cells(case: Case) -> int:
-        bucket = SCENARIOS[case.scenario].bucket
-        return bucket.tokens * bucket.pages_per_seq
-
     return sorted(groups.values(), key=lambda group: -sum(map(cells, group)))
+
+
+def cells(case: Case) -> int:
+    """How large a case is: tokens times pages of its static shape."""
+    bucket = SCENARIOS[case.scenario].bucket
+    return bucket.tokens * bucket.pages_per_seq

@@ -3,11 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
 from dsa_verify.evidence import Result
 from dsa_verify.known import KnownFailure, stale_message
+from dsa_verify.shards import Shard
 
 SCHEMA = 1
 STATUSES = ("accepted", "rejected", "not verified")
@@ -26,13 +27,16 @@ class Exit(IntEnum):
 @dataclass(frozen=True)
 class Outcome:
     """A finished parity run. `results` are in plan order, known failures among them forgiven; `stale` are entries
-    of known failures that no longer show."""
+    of known failures that no longer show, `seen` all entries whose cases ran, with whether any of these was rejected.
+    `shard` says which part of a plan it was, if not all."""
 
     command: str
     seconds: float
     provenance: Mapping[str, object]
     results: tuple[Result, ...]
     stale: tuple[KnownFailure, ...] = ()
+    seen: Mapping[KnownFailure, bool] = field(default_factory=dict)
+    shard: Shard | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -47,6 +51,11 @@ class Outcome:
             if "known" in result.extra:
                 seen.setdefault(result.extra["known"], []).append(result)  # pyright: ignore[reportArgumentType]
         return seen
+
+    @property
+    def entries(self) -> dict[KnownFailure, bool]:
+        """Every entry that is told of, with whether it showed."""
+        return {**dict.fromkeys(self.stale, False), **self.seen, **dict.fromkeys(self.known, True)}
 
     @property
     def exit_code(self) -> Exit:
@@ -77,6 +86,8 @@ class Outcome:
                 for entry, results in self.known.items()
             ],
             "stale": [stale_message(entry) for entry in self.stale],
+            "entries": [{**asdict(entry), "shown": shown} for entry, shown in self.entries.items()],
+            "shard": asdict(self.shard) if self.shard else None,
             "results": [_record(result) for result in self.results],
         }
 
@@ -95,4 +106,13 @@ def _record(result: Result) -> dict[str, object]:
         "seconds": round(result.seconds, 4),
         "reason": reason,
         "reproduce": result.reproduce,
+        **_more(result),
     }
+
+
+def _more(result: Result) -> dict[str, object]:
+    """What only some results have: the known failure that forgave a rejection and what was found, a traceback."""
+    more: dict[str, object] = {key: result.extra[key] for key in ("found", "broke") if key in result.extra}
+    if isinstance(entry := result.extra.get("known"), KnownFailure):
+        more["known"] = entry.id
+    return more

@@ -23,6 +23,7 @@ ALLOWED = {
     "checks": {"numpy", "scipy", "batch"},
     "kernels": {"numpy", "ml_dtypes", "jax", "sgl_jax", "tpu_inference", "batch"},
     "runtime": {"numpy", "jax"},
+    "compile": {"numpy", "jax", "kernels", "workers"},
     "config": set(),
     "backend": {"jax", "kernels", "config"},
     "model": {"numpy", "jax", "ml_dtypes", "kernels", "backend", "config", "engine", "safetensors"},
@@ -35,6 +36,8 @@ ALLOWED = {
     },
     "system": {"numpy", "jax", "batch", "engine", "model", "backend", "config", "runtime"},
     "gates": {"numpy", "scipy"},
+    "report": {"jinja2", "rich", "batch", "kernels", "known", "shards", "suite"},
+    "shards": {"known", "suite"},
     "serve": {"jax", "batch", "config", "engine", "model", "starlette", "uvicorn", "__init__"},
 }  # fmt: skip
 # Files within a room that may import more.
@@ -108,8 +111,10 @@ def test_every_room_that_judges_or_defines_is_in_the_table():
         "import dsa_verify.oracle, dsa_verify.checks, dsa_verify.batch.table",
         "import dsa_verify.runtime, dsa_verify.kernels.providers",
         "import dsa_verify.engine",
+        "import dsa_verify.commands.compile, dsa_verify.compile.run, dsa_verify.compile.child",
         "import dsa_verify.gates.client, dsa_verify.gates.servercmd, dsa_verify.commands.serve, dsa_verify.serve.run",
         "import dsa_verify.system.scenarios, dsa_verify.system.survey",
+        "import dsa_verify.report.merge, dsa_verify.report.page, dsa_verify.report.trend, dsa_verify.commands.report",
         "import dsa_verify.profile.analysis, dsa_verify.profile.page, dsa_verify.profile.recorder",
     ],
 )

@@ -95,7 +95,10 @@ def test_no_path_of_a_machine_and_no_registry_host_is_written_down():
 def test_constraints_pin_every_direct_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(name for extra in ("tpu", "dev", "gate", "profile") for name in extras[extra])]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in ("tpu", "dev", "gate", "profile") for name in extras[extra]),
+    ]
 
     def canonical(requirement: str) -> str:
         return re.split(r"[<>=;\[]", requirement)[0].lower().replace("_", "-")

@@ -1,0 +1,236 @@
+"""`dsa-verify report`: runs that are over, merged, kept in a history, asked since when, and shown on one page."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+# What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path)
+_HISTORY = click.option(
+    "--history", type=_OUT, metavar="FILE", required=True, help="As written by `parity --history FILE`."
+)
+
+
+@click.group()
+def report() -> None:
+    """Merge runs, ask a history since when something is wrong, and make a page of a run."""
+
+
+@report.command()
+@click.argument("documents", nargs=-1, required=True, type=_FILE, metavar="RUN.json...")
+@click.option("--history", type=_OUT, metavar="FILE", help="Append the merged run to this history.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
+def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slowest: int) -> None:
+    """Make one run of several, as of the shards of one; the exit code is that of the whole.
+
+    Runs must have equal provenance and no case in common; shards must be all of one plan.
+    """
+    from dsa_verify.errors import ConfigError
+    from dsa_verify.report import merge as merging
+    from dsa_verify.report import terminal
+    from dsa_verify.report.reading import read
+
+    if len(set(documents)) < len(documents):
+        raise ConfigError("a file is given twice; name every run once")
+    outcome = merging.merge({str(path): read(path) for path in documents}, _command())
+    if as_json:
+        click.echo(json.dumps(outcome.document(), allow_nan=False, indent=1))
+    else:
+        terminal.print_outcome(outcome, slowest)
+    keep(outcome, None, history)
+    sys.exit(int(outcome.exit_code))
+
+
+def prepare(page: Path | None, history: Path | None, again: bool) -> None:
+    """Refuse before a run what could not be written after it. again: whether its cases come again.
+
+    Raises `ConfigError`.
+    """
+    from dsa_verify.errors import ConfigError
+
+    if page is not None:
+        from dsa_verify.report.page import require
+
+        require()
+        if not page.parent.is_dir():
+            raise ConfigError(f"cannot write {page}: there is no folder {page.parent}; make it, or name another file")
+    if history is not None and not again:
+        raise ConfigError("neither a soak nor a shard has a history; leave out --history, and give it to report merge")
+    if history is not None:
+        from dsa_verify.report.history import prepare as prepare_history
+
+        prepare_history(history)
+
+
+def keep(outcome, page: Path | None, history: Path | None) -> None:
+    """Append a run to a history and write its page, where asked to, and say so on stderr. Raises `ConfigError`."""
+    if history is not None:
+        from dsa_verify.report.history import append
+
+        click.echo(f"dsa-verify: run {append(history, outcome)} of {history}", err=True)
+    if page is not None:
+        write_page(outcome, page, history)
+
+
+def write_page(outcome, page: Path, history: Path | None) -> None:
+    """Write the page of a run, and say so on stderr. Raises `ConfigError`."""
+    from dsa_verify.errors import ConfigError
+    from dsa_verify.report.page import page as text_of
+
+    try:
+        page.write_text(text_of(outcome, history), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {page}: {error}; name another file") from error
+    click.echo(f"dsa-verify: wrote {page}", err=True)
+
+
+@report.command()
+@click.argument("document", type=_FILE, metavar="RUN.json")
+@click.option("-o", "--output", type=_OUT, metavar="FILE", required=True, help="The page to write.")
+@click.option("--history", type=_FILE, metavar="FILE", help="Says since when each check is rejected.")
+def html(document: Path, output: Path, history: Path | None) -> None:
+    """Make one HTML page of a run that needs no other file, no network and no script."""
+    from dsa_verify.report.reading import read
+
+    write_page(read(document), output, history)
+
+
+@report.command()
+@click.argument("document", type=_FILE, metavar="RUN.json")
+@click.option("--history", type=_FILE, metavar="FILE", help="Says since when each check is rejected.")
+def markdown(document: Path, history: Path | None) -> None:
+    """Print a screen of Markdown, for the summary of a CI job."""
+    from dsa_verify.report import markdown as text
+    from dsa_verify.report.reading import read
+
+    click.echo(text.markdown(read(document), history), nl=False)
+
+
+@report.command()
+@_HISTORY
+@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Largest moves to print.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def trend(history: Path, top: int, as_json: bool) -> None:
+    """Print when verdicts and shares of the error budget moved, the first bad run, and flaky checks."""
+    from dsa_verify.report import history as file
+    from dsa_verify.report import trend as trends
+
+    runs, found = file.runs(history), trends.trend(file.lines(history))
+    if as_json:
+        click.echo(json.dumps(_trend_document(runs, found), indent=1))
+        return
+    for (run, old, new), count in sorted(found.changes.items()):
+        click.echo(f"run {run}: {_checks(count)} {old} -> {new}")
+    for one in found.falls:
+        click.echo(f"rejected: {one.place}: {_since(one)}")
+    for one in found.flaky:
+        seen = ", ".join(f"{run.id} {status}" for run, status in one.statuses)
+        click.echo(f"flaky: {one.place}: equal versions, runs {seen}")
+    for one in found.moves[:top]:
+        a, b = one.before, one.after
+        click.echo(f"share: {one.place}: {a.share:.3g} in run {a.run.id} -> {b.share:.3g} in {b.run}")
+    if len(found.moves) > top:
+        click.echo(f"share: {len(found.moves) - top} more checks moved by less; --top prints more")
+    click.echo(
+        f"trend: {len(runs)} runs, {found.checks} checks: {len(found.falls)} rejected, {len(found.flaky)} flaky, "
+        f"{len(found.moves)} with a share that moved"
+    )
+
+
+def _checks(count: int) -> str:
+    return f"{count} check{'s' * (count != 1)}"
+
+
+def _since(one) -> str:
+    good = f"last accepted in {one.last_good}" if one.last_good else "never accepted"
+    return f"{good}, rejected since {one.first_bad}"
+
+
+@report.command()
+@_HISTORY
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def bisect(history: Path, as_json: bool) -> None:
+    """Print which versions changed between the last good and the first bad run of what is rejected now."""
+    from dsa_verify.report import history as file
+    from dsa_verify.report import trend as trends
+
+    intervals = trends.by_interval(one for line in file.lines(history) if (one := trends.fall(line)))
+    if as_json:
+        click.echo(json.dumps(_bisect_document(intervals), indent=1))
+        return
+    for good, bad, falls in intervals:
+        click.echo(f"{_checks(len(falls))}: {_since(falls[0])}")
+        if good is not None:
+            changed = trends.version_changes(good, bad)
+            for line in changed or ["no version changed: the source did under one version, or the check is flaky"]:
+                click.echo(f"  {line}")
+        for one in falls:
+            click.echo(f"  rejected: {one.place}: {one.reason}")
+    if not intervals:
+        click.echo("bisect: no check is rejected in its last run")
+
+
+def _head() -> dict[str, Any]:
+    from dsa_verify import __version__
+    from dsa_verify.report.outcome import SCHEMA
+
+    return {"schema": SCHEMA, "command": _command(), "seconds": 0.0, "provenance": {"dsa_verify": __version__}}
+
+
+def _command() -> str:
+    return shlex.join(["dsa-verify", *sys.argv[1:]])
+
+
+def _run(run) -> dict[str, Any] | None:
+    return None if run is None else {"run": run.id, "at": run.at}
+
+
+def _place(place) -> dict[str, str]:
+    return {"provider": place.provider, "surface": place.surface, "scenario": place.scenario, "check": place.check}
+
+
+def _fall(one) -> dict[str, Any]:
+    ends = {"last_good": _run(one.last_good), "first_bad": _run(one.first_bad)}
+    return {**_place(one.place), **ends, "reason": one.reason}
+
+
+def _trend_document(runs, found) -> dict[str, Any]:
+    return {
+        **_head(),
+        "runs": [{**(_run(run) or {}), "exit_code": run.exit_code} for run in runs],
+        "verdicts": [
+            {"run": run, "from": old.replace(" ", "_"), "to": new.replace(" ", "_"), "count": count}
+            for (run, old, new), count in sorted(found.changes.items())
+        ],
+        "rejected": [_fall(one) for one in found.falls],
+        "flaky": [
+            {**_place(one.place), "runs": [{"run": run.id, "verdict": s.replace(" ", "_")} for run, s in one.statuses]}
+            for one in found.flaky
+        ],
+        "moved": [
+            {**_place(one.place), "from": one.before.share, "to": one.after.share, "in": _run(one.after.run)}
+            for one in found.moves
+        ],
+    }
+
+
+def _bisect_document(intervals) -> dict[str, Any]:
+    from dsa_verify.report.trend import version_changes
+
+    found = [
+        {
+            "last_good": _run(good),
+            "first_bad": _run(bad),
+            "changed": version_changes(good, bad) if good is not None else [],
+            "checks": [_fall(one) for one in falls],
+        }
+        for good, bad, falls in intervals
+    ]
+    return {**_head(), "intervals": found}

@@ -1,0 +1,167 @@
+"""What a gate is to run: options become tasks, arms and a rule; options that contradict each other are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsa_verify.errors import ConfigError
+from dsa_verify.gates import arms, arrange
+from dsa_verify.gates.arrange import Options
+from dsa_verify.gates.made import TASKS as MADE
+from dsa_verify.gates.rule import Rule
+from dsa_verify.gates.tasks import ENGLISH
+from tests.gates.replaying import rows_of
+
+COMMAND = "serve --port {port}"
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("qasper", "trec"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(name, 3)))
+    return folder
+
+
+@pytest.fixture
+def listening(monkeypatch) -> None:
+    """Every URL lists a model of its own."""
+    monkeypatch.setattr(arrange, "served_model", lambda root: f"model of {root}")
+
+
+def arranged(**options: Any):
+    return arrange.arrange(Options(**options))
+
+
+def test_default_is_the_built_in_model_on_documents_made_here():
+    gate = arranged()
+    assert [task.name for task in gate.tasks] == list(MADE)
+    assert {len(task.documents) for task in gate.tasks} == {arrange.DOCUMENTS_MADE}
+    by_name = {arm.name: arm for arm in (gate.dense, gate.sparse, gate.same, gate.degraded)}
+    assert {name: arm.environment for name, arm in by_name.items()} == {
+        "dense": {"DSA_PREFILL_SPARSE": "0"}, "same": {"DSA_PREFILL_SPARSE": "0"},
+        "sparse": {"DSA_PREFILL_SPARSE": "1"}, "degraded": {"DSA_PREFILL_SPARSE": "1", "DSA_PAGE_TOPK": "1"},
+    }  # fmt: skip
+    assert {arm.mutant for arm in by_name.values()} == {None}
+    assert gate.rule == Rule()
+    assert (gate.looks, gate.repeats, gate.trusted, gate.active_tokens) == (True, 1, False, 144)
+
+
+def test_mutant_breaks_the_sparse_arm_alone():
+    gate = arranged(mutant="top-1-page", tasks=("qasper",), documents=2, controls=False, repeats=3)
+    assert (gate.dense.mutant, gate.sparse.mutant) == (None, "top-1-page")
+    assert (gate.same, gate.degraded, gate.rule.controls, gate.repeats) == (None, None, False, 3)
+
+
+def test_urls_become_arms_with_a_journal_each(data, tmp_path, listening):
+    gate = arranged(
+        dense_url="http://a:1/v1", sparse_url="http://b:2", data=data, tasks=("qasper",), work=tmp_path,
+        index_topk=100, page_size=10, concurrency=4, documents=2, differs=("BLOCK",), api="chat", timeout=7.0,
+    )  # fmt: skip
+    assert [arm.journal for arm in (gate.dense, gate.sparse)] == [tmp_path / "dense.jsonl", tmp_path / "sparse.jsonl"]
+    assert [arm.endpoint.root for arm in (gate.dense, gate.sparse)] == ["http://a:1", "http://b:2"]
+    assert [arm.endpoint.model for arm in (gate.dense, gate.sparse)] == ["model of http://a:1", "model of http://b:2"]
+    assert (gate.sparse.concurrency, gate.sparse.endpoint.api, gate.sparse.endpoint.timeout_s) == (4, "chat", 7.0)
+    assert gate.dense.data_sha == gate.sparse.data_sha != ""
+    assert (gate.active_tokens, len(gate.tasks[0].documents)) == (110, 2)
+    assert gate.treatment == {"DSA_PREFILL_SPARSE", "BLOCK"}
+    assert (gate.same, gate.degraded, gate.rule.controls) == (None, None, False)
+
+
+def test_named_model_is_asked_for(data, listening):
+    gate = arranged(dense_url="http://a:1", sparse_url="http://b:2", data=data, tasks=("qasper",), model="glm")
+    assert {arm.endpoint.model for arm in (gate.dense, gate.sparse)} == {"glm"}
+
+
+def test_controls_with_urls(data, listening):
+    gate = arranged(
+        dense_url="http://a:1", sparse_url="http://b:2", degraded_url="http://c:3", data=data, tasks=("trec",),
+        controls=True,
+    )  # fmt: skip
+    assert gate.same.endpoint == gate.dense.endpoint
+    assert gate.same.journal != gate.dense.journal, "a journal would answer for it"
+    assert gate.degraded.endpoint.root == "http://c:3"
+
+
+def test_server_command_runs_once_an_arm_and_what_its_variables_differ_in_is_the_treatment(data, tmp_path):
+    gate = arranged(
+        server_cmd=COMMAND, data=data, tasks=("qasper",), work=tmp_path, controls=True,
+        dense_env=("MODE=a", "SAME=1"), sparse_env=("MODE=b=c", "SAME=1", "MORE="),
+    )  # fmt: skip
+    assert gate.dense.server.environment == {"MODE": "a", "SAME": "1"}
+    assert gate.sparse.server.environment == {"MODE": "b=c", "SAME": "1", "MORE": ""}
+    assert gate.same.server.environment == gate.dense.server.environment
+    assert gate.degraded.server.environment["DSA_PAGE_TOPK"] == "1"
+    assert gate.treatment == {"DSA_PREFILL_SPARSE", "MODE", "MORE"}
+    assert not gate.looks, "every look would start both servers again"
+    default = arranged(server_cmd=COMMAND, data=data, tasks=("qasper",))
+    assert default.sparse.server.environment == {"DSA_PREFILL_SPARSE": "1"}
+
+
+def test_data_stands_for_16_english_tasks_unless_they_are_named(data):
+    with pytest.raises(ConfigError, match=r"cannot read .*narrativeqa.jsonl"):
+        arranged(server_cmd=COMMAND, data=data)
+    for names in ENGLISH.values():
+        for name in names:
+            (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(name, 2)))
+    gate = arranged(server_cmd=COMMAND, data=data)
+    assert [task.name for task in gate.tasks] == [name for names in ENGLISH.values() for name in names]
+    assert len(arranged(server_cmd=COMMAND, data=data, tasks=("english", "trec")).tasks) == 16
+
+
+def test_prompts_are_cut_for_both_arms(data):
+    gate = arranged(server_cmd=COMMAND, data=data, tasks=("qasper",), max_prompt_tokens=50)
+    assert {len(d.question.prompt.split()) for d in gate.tasks[0].documents} < set(range(51))
+
+
+def test_rule_takes_the_options():
+    rule = arranged(tasks=("qasper",), documents=1, alpha=0.02, macro_margin=0.03, task_margin=0.2, seed=5).rule
+    assert (rule.alpha, rule.macro_margin, rule.task_margin, rule.seed) == (0.02, 0.03, 0.2, 5)
+    assert rule.task_limit >= rule.task_margin
+    assert rule.alarm_alpha < rule.alpha
+
+
+URLS = {"dense_url": "http://a:1", "sparse_url": "http://b:2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dense_url": "http://a"}, "needs both --dense-url and --sparse-url"),
+        ({"sparse_url": "http://a"}, "needs both --dense-url and --sparse-url"),
+        ({"dense_url": "http://a:1", "sparse_url": "http://a:1/v1/"}, "are the same server"),
+        ({**URLS, "server_cmd": COMMAND}, "give one kind of arms"),
+        ({"dense_samples": Path("x")}, "needs both --dense-samples and --sparse-samples"),
+        ({**URLS, "mutant": "top-1-page"}, "--mutant means nothing with --dense-url and --sparse-url"),
+        ({**URLS, "controls": True}, "--controls with URLs needs --degraded-url"),
+        ({**URLS, "dense_env": ("A=1",)}, "--dense-env means nothing with"),
+        ({"data": Path("x")}, "--data means nothing with the built-in model"),
+        ({"max_prompt_tokens": 5}, "--max-prompt-tokens means nothing with the built-in model"),
+        ({"server_cmd": "serve"}, "has no {port}"),
+        ({"server_cmd": COMMAND, "sparse_env": ("A",)}, "'A' is no NAME=VALUE"),
+        ({"server_cmd": COMMAND, "sparse_env": ("=1",)}, "'=1' is no NAME=VALUE"),
+        ({"server_cmd": COMMAND, "tasks": ("qaspr",), "data": Path("x")}, "Did you mean 'qasper'"),
+        ({"dense_samples": Path("x"), "sparse_samples": Path("y"), "tasks": ("trec",)}, "--task means nothing with"),
+        ({"tasks": ("narrativeqa",)}, "the built-in model has no documents for narrativeqa"),
+        ({"mutant": "top-2-pages"}, "Did you mean 'top-1-page'"),
+        ({"mutant": "top-1-page", "kernels": "pallas"}, "mutant of the gate for pallas kernels 'top-1-page'"),
+        ({"alpha": 0.05, "macro_margin": 1.5}, "macro_margin = 1.5, expected between 0 and 1"),
+    ],
+)
+def test_options_that_make_no_gate_are_refused(options, words, listening, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        arranged(**{"work": None, **options})
+    assert words in str(refused.value)
+
+
+def test_server_that_is_not_there_is_refused_before_anything_is_asked():
+    with pytest.raises(ConfigError, match="nothing answers at http://127.0.0.1:1 "):
+        arms.served_model("http://127.0.0.1:1")
+
+
+def test_provenance_names_what_a_verdict_depends_on():
+    found = arrange.provenance()
+    assert {"python", "lm_eval", "numpy", "scipy", "rouge"} <= {name for name, one in found.items() if one != "none"}

@@ -1,0 +1,128 @@
+"""`dsa-verify gate`: verdicts are exit codes, stdout is the result, and a usage error is one line before anything runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dsa_verify.cli import main
+from dsa_verify.gates import arrange
+from tests.gates.fakes import Fake, gate, right, wrong
+from tests.gates.replaying import rows_of
+
+COMMAND = "serve --port {port}"
+
+
+def command(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["gate", *map(str, arguments)])
+
+
+@pytest.fixture
+def arms(monkeypatch):
+    """Makes the command run fakes: what sparse says, and changes of the gate."""
+
+    def use(says=right, **changes: Any) -> None:
+        made = gate(sparse=Fake("sparse", says, {"sparse_prefill": 9}), **changes)
+        monkeypatch.setattr(arrange, "arrange", lambda options: made)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("says", "changes", "verdict", "code"),
+    [
+        (right, {}, "PASS", 0),
+        (wrong, {}, "FAIL", 1),
+        (right, {"active_tokens": 1000}, "INVALID", 3),
+        (lambda key: None if key.endswith("7") else right(key), {}, "INCONCLUSIVE", 4),
+    ],
+)
+def test_verdict_is_the_exit_code_and_the_last_line(arms, says, changes, verdict, code):
+    arms(says, **changes)
+    result = command()
+    assert result.exit_code == code
+    assert result.stdout.splitlines()[-1].startswith(f"{verdict}: ")
+    names = [line.split()[0] for line in result.stdout.splitlines()[1:10]]
+    assert names == ["macro", "single", "multi", "fewshot", "synthetic", "qasper", "hotpotqa", "trec", "passage_count"]
+
+
+def test_json_is_one_document_and_the_same_as_the_report(arms, tmp_path):
+    arms()
+    result = command("--json", "--report", tmp_path / "report")
+    content = json.loads(result.stdout)
+    assert (content["verdict"], content["schema"]) == ("PASS", 1)
+    assert json.loads((tmp_path / "report" / "gate.json").read_text("utf-8")) == content
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {"gate.json", "gate.md", "gate.xml", "gate.html"}
+    assert "wrote" in result.stderr and "wrote" not in result.stdout
+
+
+def test_controls_and_reasons_are_told(arms):
+    arms(rule=arrange.Rule(), same=Fake("same"), degraded=Fake("degraded", wrong))
+    lines = command().stdout.splitlines()
+    assert "control degraded: FAIL, as due" in lines
+    assert any(line.startswith("reason: ") for line in lines)
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    for name in ("qasper", "trec"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(name, 3)))
+    return tmp_path
+
+
+URLS = ("--dense-url", "http://127.0.0.1:1", "--sparse-url", "http://127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dense-url", "http://127.0.0.1:1"), "needs both --dense-url and --sparse-url"),
+        (("--task", "qasper", *URLS), "nothing answers at http://127.0.0.1:1 "),
+        (("--dense-url", "here", "--sparse-url", "there"), "'here' is no URL of a server"),
+        (("--task", "qaspr"), "no documents for qaspr"),
+        (("--task", "qaspr", "--server-cmd", COMMAND), "Did you mean 'qasper'"),
+        (("--task", "musique", "--server-cmd", COMMAND), "cannot read"),
+        (("--server-cmd", COMMAND, "--dense-env", "DSA_PREFILL_SPARSE"), "'DSA_PREFILL_SPARSE' is no NAME=VALUE"),
+        (("--server-cmd", "serve"), "has no {port}"),
+        (("--mutant", "top-1-page", *URLS), "--mutant means nothing with"),
+        (("--mutant", "nothing"), "unknown mutant of the gate for jnp kernels 'nothing'"),
+        (("--alpha", "0.05", "--macro-margin", "0"), "--macro-margin"),
+        (("--documents", "0"), "--documents"),
+        (("--baseline", "sparse"), "'sparse' is not 'dense'"),
+        (("--dense-samples", "/nowhere", "--sparse-samples", "/nowhere"), "does not exist"),
+        (("--report", "/proc/nothing/new"), "cannot write to /proc/nothing/new"),
+    ],
+)
+def test_usage_error_is_one_line_and_exits_2(data, arguments, words):
+    if "--server-cmd" in arguments:
+        arguments = (*arguments, "--data", data)
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert result.stdout == ""
+    told = [line for line in result.stderr.splitlines() if line.startswith(("dsa-verify: ", "Error: "))]
+    assert len(told) == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_server_command_that_ends_is_refused_with_its_output(data):
+    result = command("--server-cmd", "echo no such model; exit 7 # {port}", "--data", data, "--task", "qasper",
+                     "--work", data / "work")  # fmt: skip
+    assert result.exit_code == 2
+    assert "ended with exit code 7" in result.stderr and "no such model" in result.stderr
+
+
+def test_few_documents_of_the_built_in_model_are_inconclusive(tmp_path):
+    """The one run here with the real model: dense and sparse prefill of the engine in this process."""
+    result = command("--documents", 2, "--task", "qasper", "--task", "trec", "--no-controls", "--json")
+    assert result.exit_code == 4, result.output
+    content = json.loads(result.stdout)
+    assert content["verdict"] == "INCONCLUSIVE"
+    assert "too few independent documents" in content["sentence"]
+    assert content["missing"] == {"dense": 0, "sparse": 0}
+    assert [one["mean_dense"] for one in content["tasks"]] == [1.0, 1.0], "the model finds what is there"
+    arms = content["manifest"]
+    assert arms["dense"]["sparse_prefill"] == 0 < arms["sparse"]["sparse_prefill"]
+    assert arms["dense"]["environment"] == {"DSA_PREFILL_SPARSE": "0"}

@@ -1,0 +1,185 @@
+"""The page of a run: whole in one file, without script or network, and every word of it is there as text."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from click.testing import CliRunner
+
+from dsa_verify.cli import main
+from dsa_verify.evidence import Result, Verdict
+from dsa_verify.known import KnownFailure
+from dsa_verify.report import history
+from dsa_verify.report.outcome import Outcome
+from dsa_verify.report.page import MOST, page
+
+SCENARIO = "single-prefill-p16-f32"
+REASON = (
+    "out[9, 1, 40] is 0.2142, oracle -0.215627: token 9 (request 0, position 150), head 1 <script>alert(1)</script>"
+)
+REPRODUCE = f"dsa-verify parity --provider jnp --surface dense_mla --scenario {SCENARIO}"
+ENTRY = KnownFailure("dense_mla/single-*/cache", "rounds twice", "one token")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+def result(verdict, check="parity", surface="dense_mla", scenario=SCENARIO, **extra):
+    return Result("jnp", surface, scenario, check, verdict, 0.25, REPRODUCE, extra)
+
+
+def run(*results, **more):
+    return Outcome("dsa-verify parity", 1.0, {"jax": "0.1", "providers": {"jnp": "0"}}, results, **more)
+
+
+RUN = run(
+    result(Verdict.rejected(REASON, 20000.0)),
+    result(Verdict.rejected(REASON), "races"),
+    result(Verdict.not_verified("known failure: rounds twice"), "cache", known=ENTRY, found="row 3 differs"),
+    result(Verdict.not_verified("needs a SparseCore"), "traffic"),
+    result(Verdict.accepted(0.4375), scenario="decode-one-d16-bf16"),
+    stale=(KnownFailure("cache_write/*/cache", "gone", "one token"),),
+)
+
+
+class Read(HTMLParser):
+    """Tags with their attributes, the text, and whether every element is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("one", [RUN, run(), run(result(Verdict.accepted()))])
+def test_the_page_needs_nothing_outside_itself(one):
+    text = page(one)
+    read = Read(text)
+    assert read.open == []
+    assert not {"script", "link", "iframe", "object", "img", "form"} & {tag for tag, _ in read.tags}
+    names = {name for _, attributes in read.tags for name in attributes}
+    assert not {name for name in names if name.startswith("on") or name in ("src", "href", "srcset", "action")}
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "://" not in text
+
+
+def test_it_follows_light_and_dark_and_names_no_colour_of_its_own():
+    text = page(RUN)
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "color-scheme: light dark" in style
+    painted = re.findall(r"(?:background|color|fill|stroke)\s*:\s*([^;}]*)", style.replace("color-scheme:", ""))
+    assert set(painted) == {"currentColor", "Canvas"}
+    assert set(re.findall("#[0-9a-f]{3,8}", style)) == {"#8886"}  # a thin grey line, seen on white and on black
+
+
+def test_it_fits_a_phone_because_whatever_is_wide_scrolls_in_its_own_box():
+    text = page(RUN)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert text.count("<table") == text.count('<div class="wide"') == 2
+    assert "overflow-x: auto" in text
+    assert "pre { white-space: pre-wrap" in text
+    assert "overflow-wrap: anywhere" in text
+
+
+def test_a_rejection_has_coordinates_and_its_command_and_cannot_inject():
+    text, read = page(RUN), Read(page(RUN))
+    assert "<script>" not in text
+    assert REASON in read.text
+    assert REPRODUCE in read.text
+    assert f"jnp dense_mla {SCENARIO}: parity, races" in read.text
+    assert "stale known failure: cache_write/*/cache" in read.text
+
+
+def test_the_matrix_says_verdicts_in_words_and_counts():
+    read = Read(page(RUN))
+    assert "0/2/2 20000.00rejected" in read.text
+    assert "1/0/0 0.44" in read.text
+    assert "1/2/2 20000.00rejected" in read.text
+
+
+def test_what_was_not_verified_has_its_reason_and_known_failures_stand_apart():
+    read = Read(page(RUN))
+    assert "1 check: needs a SparseCore (jnp dense_mla)" in read.text
+    assert (
+        "1 check, dense_mla/single-*/cache: rounds twice. Smallest input: one token. Found: row 3 differs" in read.text
+    )
+    assert "1 check: known failure" not in read.text
+
+
+def test_shares_name_the_scenario_and_are_drawn_at_most_full():
+    text = page(RUN)
+    assert "width: 100%" in text
+    assert text.index(">2e+04<") < text.index("<h2>Provenance")
+    assert "width: 43.8%" in page(run(result(Verdict.accepted(0.4375))))
+
+
+def test_since_when_is_told_from_the_history(tmp_path):
+    path = tmp_path / "history.db"
+    history.append(path, run(result(Verdict.accepted()), result(Verdict.accepted(), "races")))
+    new = "new: the last run of the history does not reject it"
+    assert new in page(RUN, path)
+    history.append(path, RUN)
+    text = page(RUN, path)
+    assert "rejected since run 2" in text
+    assert "last accepted in run 1" in text
+    assert new not in text
+    assert "rejected since" not in page(RUN)
+
+
+def test_more_rejections_than_a_page_holds_are_counted():
+    many = run(*(result(Verdict.rejected("off"), scenario=f"soak:0:{index}") for index in range(MOST + 7)))
+    text = page(many)
+    assert text.count('<section class="case">') == MOST
+    assert "7 more are in the JSON document" in text
+
+
+def test_the_command_writes_the_page_of_a_document(tmp_path):
+    document, out = tmp_path / "run.json", tmp_path / "run.html"
+    document.write_text(json.dumps(RUN.document()))
+    found = CliRunner().invoke(main, ["report", "html", str(document), "-o", str(out)])
+    assert (found.exit_code, found.stdout) == (0, ""), found.output
+    assert out.read_text("utf-8") == page(RUN)
+    found = CliRunner().invoke(main, ["report", "html", str(document), "-o", str(tmp_path / "no" / "run.html")])
+    assert found.exit_code == 2
+    assert "name another file" in found.stderr
+
+
+def test_markdown_has_verdict_rejections_commands_and_reasons(tmp_path):
+    document, path = tmp_path / "run.json", tmp_path / "history.db"
+    document.write_text(json.dumps(RUN.document()))
+    history.append(path, RUN)
+    found = CliRunner().invoke(main, ["report", "markdown", str(document), "--history", str(path)])
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert lines[0] == "## dsa-verify parity: rejected"
+    assert "| jnp | dense_mla | 1 | 2 | 2 |" in lines
+    assert REASON in lines
+    assert REPRODUCE in lines
+    assert "- 1: needs a SparseCore (jnp dense_mla)" in lines
+    assert "rejected since run 1" in found.stdout
+    assert "stale known failure" in found.stdout
+
+
+def test_parity_refuses_a_page_it_could_not_write_before_it_runs(tmp_path):
+    arguments = ["parity", "--provider", "jnp", "--surface", "cache_write", "--scenario", SCENARIO, "--jobs", "1"]
+    found = CliRunner().invoke(main, [*arguments, "--report", str(tmp_path / "no" / "run.html")])
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "there is no folder" in found.stderr
+    out = tmp_path / "run.html"
+    found = CliRunner().invoke(main, [*arguments, "--report", str(out)])
+    assert found.exit_code == 0, found.output
+    assert "6 checks accepted" in out.read_text("utf-8")
