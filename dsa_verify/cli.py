@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from dsa_verify import __version__, errors
+from dsa_verify.commands.compile import compile_kernels
 from dsa_verify.commands.gate import gate
 from dsa_verify.commands.golden import golden
 from dsa_verify.commands.mutants import mutants
@@ -260,6 +261,7 @@ def doctor(provider_path: Path | None) -> None:
     sys.exit(0 if healthy else 3)
 
 
+main.add_command(compile_kernels)
 main.add_command(gate)
 main.add_command(golden)
 main.add_command(mutants)

@@ -37,6 +37,7 @@ way; how far is no matter of chance but what rounding the exact outputs does, wh
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dsa_verify.evidence import Attention, Keys, Promise, Selection, unit_roundoff
 
@@ -55,7 +56,7 @@ class AttentionBudget:
     batch_gain: float
 
 
-def attention_budget(exact: Attention, dtype: object, width: int, promise: Promise) -> AttentionBudget:
+def attention_budget(exact: Attention, dtype: npt.DTypeLike, width: int, promise: Promise) -> AttentionBudget:
     """Budget of attention outputs; see the derivation at the top of this file.
 
     Args:

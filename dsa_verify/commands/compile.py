@@ -43,7 +43,7 @@ class Selection:
 @click.option("--chunk", multiple=True, type=int, metavar="N", help="Tokens of a prefill step.  [default: 4096]")
 @click.option("--all", "everything", is_flag=True, help="Every context, chunk, batch, page size and slice.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compiles at a time.  [default: one a core]")
-@click.option("--timeout", type=click.IntRange(min=1), default=300, show_default=True, help="Seconds for one compile.")
+@click.option("--timeout", type=click.IntRange(min=1), default=600, show_default=True, help="Seconds for one compile.")
 @click.option("--provider-path", type=_FOLDER, help="A source checkout to import providers from.")
 @click.option(
     "--cache",
@@ -154,9 +154,11 @@ def _print(results: Sequence, seconds: float) -> None:
     from dsa_verify.report.terminal import stdout
 
     console = stdout()
-    for provider, model in dict.fromkeys((done.case.provider, done.case.model) for done in results):
-        console.print(Text(f"provider {provider}, one device of {model}", style="bold"), soft_wrap=True)
-        console.print(_table([done for done in results if (done.case.provider, done.case.model) == (provider, model)]))
+    places = [(done.case.provider, done.case.model, done.case.target) for done in results]
+    for place in dict.fromkeys(places):
+        provider, model, target = place
+        console.print(Text(f"provider {provider}, one device of {model}, {target}", style="bold"), soft_wrap=True)
+        console.print(_table([done for done, here in zip(results, places, strict=True) if here == place]))
     for done in results:
         if done.verdict == "rejected":
             case = done.case
@@ -186,15 +188,14 @@ def _table(results: Sequence):
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("surface", no_wrap=True)
-    table.add_column("target", no_wrap=True)
     table.add_column("step", no_wrap=True)
     table.add_column("verdict", overflow="fold")
-    for heading in ("temporaries", "HBM", "VMEM", "code", "s"):
+    for heading in ("HBM temp", "HBM", "VMEM", "code", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for done in results:
         record = done.record()
         figures = (figure(record[name]) for name in ("hbm_temp_bytes", "hbm_bytes", "vmem_bytes", "code_bytes"))
         verdict = Text(done.verdict + (f": {done.cause}" if done.cause else ""), style=_STYLES[done.verdict])
         seconds = "kept" if done.cached else f"{done.seconds:.1f}"
-        table.add_row(done.case.surface, done.case.target, done.case.step, verdict, *figures, seconds)
+        table.add_row(done.case.surface, done.case.step, verdict, *figures, seconds)
     return table

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dsa_verify.commands.gate_plan import operating, plan
 _EPILOG = """\b
 Exit codes: 0 PASS, 1 FAIL, 2 usage, 3 INVALID, 4 INCONCLUSIVE."""
 _EXITS = {"PASS": 0, "FAIL": 1, "INVALID": 3, "INCONCLUSIVE": 4}
+_PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
@@ -76,6 +78,7 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
     from dsa_verify.gates.run import run
 
     start = time.perf_counter()
+    _demand_packages()
     if report is not None:
         _demand_writable(report)
     arranged = arrange.arrange(arrange.Options(**options))
@@ -88,6 +91,14 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
             click.echo(f"wrote {path}", err=True)
     click.echo(json.dumps(content, indent=1, allow_nan=False) if as_json else _table(content))
     ctx.exit(_EXITS[content["verdict"]])
+
+
+def _demand_packages() -> None:
+    from dsa_verify.errors import ConfigError
+
+    absent = [name for name in _PACKAGES if find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"the gate needs the package {absent[0]}; pip install 'dsa-verify[gate]'")
 
 
 def _demand_writable(folder: Path) -> None:

@@ -24,11 +24,11 @@ _COUNT = click.IntRange(min=1)
 @click.option("--macro-margin", type=_SHARE, default=0.015, show_default=True)
 @click.option("--alpha", type=_SHARE, default=0.05, show_default=True, help="One-sided.")
 @click.option("--power", type=_SHARE, default=0.8, show_default=True, help="At no true loss.")
-def plan(documents, sd, between, noise, repeats, tasks, group, alpha, power, **margins) -> None:
+def plan(documents, tasks, group, alpha, power, **options) -> None:
     """Margins that a number of documents can show, and documents that a margin needs."""
     from dsa_verify.gates.power import Study
 
-    sd = _sd(sd, between, noise, repeats)
+    sd = _sd(*(options[name] for name in ("sd", "between", "noise", "repeats")))
     study = Study(tasks, group, alpha, power)
     click.echo(f"margins shown with power {power:g} at no true loss, one-sided {alpha:g}, SD {sd:.3g} a document")
     click.echo(f"{'documents':>9} {'task':>7} {f'group of {group}':>11} {f'macro of {tasks}':>12} {'every task':>11}")
@@ -37,7 +37,7 @@ def plan(documents, sd, between, noise, repeats, tasks, group, alpha, power, **m
         click.echo(f"{number:>9} {one:>7} {several:>11} {macro:>12} {each:>11}")
     click.echo("\ndocuments a task that show a margin")
     for name, size in (("task", 1), ("group", group), ("macro", tasks)):
-        margin = margins[f"{name}_margin"]
+        margin = options[f"{name}_margin"]
         click.echo(f"{name:>9} {margin:>7.3f} {study.documents(sd, margin, size):>11,}")
 
 

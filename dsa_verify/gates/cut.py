@@ -1,4 +1,4 @@
-"""Middle truncation as the official LongBench runner does it: of a prompt that is too long the head and tail are kept."""
+"""Middle truncation as the official LongBench runner does it: of too long a prompt the head and the tail are kept."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ def words(text: str) -> list[tuple[int, int]]:
 
 
 def by_file(path: Path) -> Spans:
-    """Tokens of a Hugging Face tokenizer.json. Raises `ConfigError` without the package or for a file it cannot read."""
+    """Tokens of a Hugging Face tokenizer.json. Raises `ConfigError` without the package or for a file that is none."""
     try:
         from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
     except ImportError:

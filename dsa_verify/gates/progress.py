@@ -1,4 +1,4 @@
-"""How far a gate is, on stderr: a bar for each arm with the time that is left, or a line now and then without a terminal."""
+"""How far a gate is, on stderr: a bar for each arm with the time left, or a line now and then without a terminal."""
 
 import sys
 import time

@@ -11,7 +11,7 @@ class Question:
     """One prompt as every arm gets it.
 
     key: unique in a run; `task/document` or `task/document#repeat`.
-    prompt: text, already cut in the middle where it was too long. stop: texts that end an answer, and are not part of it.
+    prompt: text, already cut in the middle where it was too long. stop: texts that end an answer and are no part of it.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Answer:
 class TaskScores:
     """Scores of both arms on one task, document by document; all arrays have one entry a document.
 
-    dense, sparse: f64 in [0, 1], NaN where an answer is missing. cluster: i64, equal for documents that share a context.
+    dense, sparse: f64 in [0, 1], NaN where an answer is missing. cluster: i64, equal for documents of one context.
     active: bool, the prompt is long enough that sparse attention drops something.
     """
 

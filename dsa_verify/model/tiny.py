@@ -8,10 +8,12 @@ Three layers compute that guess, over any distance, and each needs its indexer t
                       that token; its indexer scores the same agreement in 32 random directions for each word
     layer 2, shared   the same once more, over the selection of layer 1
 
-A token learns even its own word by attending itself, so that a causal bound that is one short ruins the answer. The
-residual stream is `[word | one back | two back | guess | here | one]`. Words are random unit vectors, nearly orthogonal,
-so a match has logit SHARPNESS and an accident a fraction of it. Where the same pair was followed by different words,
-the guess is the one that followed most often; to know that, a step must keep every page where it occurred.
+A token learns even its own word by attending itself, so that a causal bound that is one short ruins the answer.
+
+The residual stream is `[word | one back | two back | guess | here | one]`. Words are random unit vectors, nearly
+orthogonal, so a match has logit SHARPNESS and an accident a fraction of it. Where the same pair was followed by
+different words, the guess is the one that followed most often; to know that, a step must keep every page where it
+occurred.
 """
 
 import re

@@ -7,7 +7,7 @@ from typing import Any
 from dsa_verify.gates.records import Answer, Question
 from dsa_verify.gates.rule import Rule
 from dsa_verify.gates.run import Gate
-from dsa_verify.gates.tasks import Task, longbench
+from dsa_verify.gates.tasks import longbench
 from tests.gates.replaying import rows_of
 
 NAMES = ("qasper", "hotpotqa", "trec", "passage_count")

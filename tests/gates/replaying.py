@@ -1,4 +1,4 @@
-"""LongBench rows with answers to them, and lm-eval itself run over both, offline: what the gate's scores are held against."""
+"""LongBench rows with answers to them, and lm-eval itself run over both, offline: what the gate is held against."""
 
 import importlib.util
 import json

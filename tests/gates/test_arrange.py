@@ -158,7 +158,7 @@ def test_options_that_make_no_gate_are_refused(options, words, listening, tmp_pa
 
 
 def test_server_that_is_not_there_is_refused_before_anything_is_asked():
-    with pytest.raises(ConfigError, match="nothing answers at http://127.0.0.1:1 "):
+    with pytest.raises(ConfigError, match=r"nothing answers at http://127\.0\.0\.1:1 "):
         arms.served_model("http://127.0.0.1:1")
 
 

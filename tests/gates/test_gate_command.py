@@ -1,4 +1,4 @@
-"""`dsa-verify gate`: verdicts are exit codes, stdout is the result, and a usage error is one line before anything runs."""
+"""`dsa-verify gate`: verdicts are exit codes, stdout is the result, and a usage error is one line, early."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,9 @@ from click.testing import CliRunner, Result
 
 from dsa_verify.cli import main
 from dsa_verify.gates import arrange
+from dsa_verify.gates.arms import Embedded
+from dsa_verify.gates.made import made_rows
+from dsa_verify.gates.tasks import longbench
 from tests.gates.fakes import Fake, gate, right, wrong
 from tests.gates.replaying import rows_of
 
@@ -63,6 +66,27 @@ def test_controls_and_reasons_are_told(arms):
     lines = command().stdout.splitlines()
     assert "control degraded: FAIL, as due" in lines
     assert any(line.startswith("reason: ") for line in lines)
+
+
+def test_lines_on_stderr_tell_how_far_it_is_without_a_terminal(arms, monkeypatch):
+    from dsa_verify.gates import progress
+
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    arms(lambda key: None if key.endswith("7") else right(key))
+    result = command()
+    lines = [line for line in result.stderr.splitlines() if line.startswith("gate: ")]
+    assert lines[0] == "gate: dense 1/160"
+    assert lines[-1] == "gate: dense 160/160, sparse 160/160"
+    assert "gate: " not in result.stdout
+
+
+def test_absent_package_is_named_with_what_installs_it(monkeypatch):
+    from dsa_verify.commands import gate as module
+
+    monkeypatch.setattr(module, "_PACKAGES", ("no_such_package",))
+    result = command()
+    assert result.exit_code == 2
+    assert "needs the package no_such_package; pip install 'dsa-verify[gate]'" in result.stderr
 
 
 @pytest.fixture
@@ -126,3 +150,16 @@ def test_few_documents_of_the_built_in_model_are_inconclusive(tmp_path):
     arms = content["manifest"]
     assert arms["dense"]["sparse_prefill"] == 0 < arms["sparse"]["sparse_prefill"]
     assert arms["dense"]["environment"] == {"DSA_PREFILL_SPARSE": "0"}
+
+
+def test_mutant_breaks_its_arm_at_every_look_and_no_other_arm():
+    task = longbench("qasper", made_rows("qasper", 2), "rows made here")
+    questions = [document.question for document in task.documents]
+    healthy, broken = (Embedded("sparse", arrange.SPARSE, mutant=name) for name in (None, "top-1-page"))
+
+    def score(arm: Embedded) -> float:
+        answers = arm.answer(questions, lambda answer: None)
+        return sum(task.score(d, answers[d.question.key].text or "") for d in task.documents) / len(questions)
+
+    lost, whole, again = (score(arm) for arm in (broken, healthy, broken))
+    assert lost == again < whole == 1.0

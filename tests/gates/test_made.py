@@ -17,10 +17,8 @@ PAGE = 16
 def claims(task: str, row: dict) -> list[tuple[int, str]]:
     """Place, in tokens, and answer of each claim in a context; a claim ends with its sign."""
     text = row["context"]
-    found = []
-    for match in re.finditer(r"(?:Answer :|Summary :|answer is :|of code :|name\d+ is) (.*?) ␄", text):
-        found.append((len(words(text[: match.start()])), match[1]))
-    return found
+    found = re.finditer(r"(?:Answer :|Summary :|answer is :|of code :|name\d+ is) (.*?) ␄", text)
+    return [(len(words(text[: match.start()])), match[1]) for match in found]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -29,7 +29,7 @@ def rows(heading: str) -> dict[str, list[list[float]]]:
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         numbers = [re.findall(r"\d+\.\d+", cell) for cell in cells[1:]]
-        if line.startswith("| ") and all(numbers) and len(cells) > 2:
+        if line.startswith("| ") and cells[0] != "truth" and all(numbers):
             found[cells[0]] = [[float(number) for number in cell] for cell in numbers]
     return found
 

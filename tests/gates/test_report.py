@@ -1,4 +1,4 @@
-"""What a reader gets: verdict first, both answers side by side, nothing from outside, and files that programs can parse."""
+"""What a reader gets: verdict first, both answers side by side, nothing from outside, files that programs can parse."""
 
 import dataclasses
 import json
@@ -153,6 +153,22 @@ def test_page_has_every_number_of_the_table(failed):
         assert rows[one["name"]][1] == str(one["n"])
     trec = next(one for one in failed["tasks"] if one["name"] == "trec")
     assert rows["trec"][4] == f"{100 * trec['difference']:.2f}"
+
+
+def test_page_shows_long_prompts_apart_where_others_are_too_short():
+    """Only half of the prompts are long, and all of what is lost is lost there."""
+    long = {document.question.key for task in TASKS for document in task.documents[::2]}
+    arms = (
+        Fake("dense", facts={"sparse_prefill": 0}),
+        Fake("sparse", lambda key: (wrong if key in long else right)(key)),
+    )
+    for arm in arms:
+        arm.changes = lambda key: {"prompt_tokens": 100 if key in long else 40}
+    content = report.document(run(gate(*arms, trusted=True)), "gate", 1.0, {})
+    rows = [row for row in Page(report.html(content)).rows if row[0] == "macro"]
+    assert [row[1] for row in rows] == ["160", "80"]
+    assert [float(row[4]) for row in rows] == [-50.0, -100.0]
+    assert "Among prompts long enough for sparsity" in report.html(content)
 
 
 @pytest.mark.parametrize("form", [report.html, report.markdown, report.junit])
