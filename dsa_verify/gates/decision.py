@@ -138,7 +138,7 @@ def _control(name: str, scores: Sequence[TaskScores], rule: Rule) -> Control:
     at = levels(rule, None)
     found = measure(scores, rule, at)
     verdict = PASS if found.passes(at.pass_) else FAIL if found.harmed(at.fail) else INCONCLUSIVE
-    return Control(name, verdict, (verdict == PASS) == (name == "same"), found.macro)
+    return Control(name, verdict, verdict == (PASS if name == "same" else FAIL), found.macro)
 
 
 def _plain(estimates: Estimates | None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def notes(found: Found, rule: Rule) -> list[str]:
         short = sorted({one.name for one in found.full.tasks} - {one.name for one in found.active.tasks})
         if short:
             said.append(f"No prompt of {', '.join(short)} is long enough for sparsity; they say nothing about it.")
-    low = [one for one in found.full.tasks if not one.mean_dense > rule.floor] if found.full else []
+    low = [one for one in found.full.tasks if not _dense(found)[one.name] > rule.floor] if found.full else []
     if low:
         said.append(f"Dense scores at most {rule.floor:g} on {_names(low)}, where it has little to lose.")
     return said
@@ -122,6 +122,15 @@ def still_needed(parts: Sequence[Estimates], same: Estimates | None, rule: Rule,
     return Needed(max(clean), max(seen), max(known) if len(known) == len(short) else None)
 
 
+def _dense(found: Found) -> dict[str, float]:
+    """The dense arm's mean by task, over all that it answered; 0 where that is nothing."""
+    means = {}
+    for one in found.scores:
+        answered = one.dense[np.isfinite(one.dense)]
+        means[one.task] = float(answered.mean()) if len(answered) else 0.0
+    return means
+
+
 def _invalid(found: Found, rule: Rule) -> list[str]:
     if found.full is None:
         return ["no document was scored; give tasks with documents."]
@@ -129,7 +138,7 @@ def _invalid(found: Found, rule: Rule) -> list[str]:
     if found.active is None:
         said.append("no prompt is long enough for sparsity to be active, so both arms computed the same.")
     tasks = found.full.tasks
-    above = [one for one in tasks if one.mean_dense > rule.floor]
+    above = [one for one in tasks if _dense(found)[one.name] > rule.floor]
     if len(above) < rule.floor_share * len(tasks):
         low = [one for one in tasks if one not in above]
         said.append(
@@ -138,7 +147,7 @@ def _invalid(found: Found, rule: Rule) -> list[str]:
         )
     if (control := found.controls.get("same")) and control[0] == FAIL:
         said.append("dense against dense again must pass, but is FAIL: the harness finds harm where there is none.")
-    if (control := found.controls.get("degraded")) and not control[1]:
+    if (control := found.controls.get("degraded")) and control[0] == PASS:
         said.append("an arm broken on purpose passes, so this gate would not notice a broken sparse path.")
     return said
 
@@ -182,6 +191,8 @@ def _doubts(found: Found, rule: Rule, at: Levels) -> list[str]:
         said += _all_short("among long prompts, ", (found.active.macro, *found.active.groups), at)
     if (control := found.controls.get("same")) and control[0] == INCONCLUSIVE:
         said.append("dense against dense again does not pass either: there is too much noise or too little data.")
+    if (control := found.controls.get("degraded")) and control[0] == INCONCLUSIVE:
+        said.append("an arm broken on purpose does not fail: there is too much noise or too little data.")
     if rule.controls:
         absent = [name for name in ("same", "degraded") if name not in found.controls]
         said += [f"the control {name!r} was not run, so the gate itself is not verified." for name in absent]

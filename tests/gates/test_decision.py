@@ -161,6 +161,15 @@ def test_a_control_with_too_few_documents_allows_no_pass_and_hides_no_harm():
     found = verdict_of(run(), **few)
     assert found.verdict == INCONCLUSIVE and any("does not pass either" in reason for reason in found.reasons)
     assert verdict_of(run(0.3), **few).verdict == FAIL
+    slightly = {"degraded": run(0.02, n=40)}
+    found = verdict_of(run(), **slightly)
+    assert found.verdict == INCONCLUSIVE and any("does not fail" in reason for reason in found.reasons)
+
+
+def test_a_sparse_arm_without_an_answer_is_not_blamed_on_dense():
+    scores = [dataclasses.replace(one, sparse=np.full_like(one.sparse, np.nan)) for one in run()]
+    found = verdict_of(scores)
+    assert found.verdict == INCONCLUSIVE and "of the sparse arm are missing" in found.reasons[0]
 
 
 def test_a_third_of_the_tasks_may_lie_below_the_floor_and_is_named():
