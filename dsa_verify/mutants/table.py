@@ -261,8 +261,8 @@ _MUTANTS = [
     ),
     Mutant(
         "first-head-only", "03", "jnp", "index_topk",
-        Edit("indexer", "scores = jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)",
-             "scores = (jnp.maximum(dots, 0.0) * index_weights[:, :, None])[:, 0]"),
+        Edit("indexer", "jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)",
+             "(jnp.maximum(dots, 0.0) * index_weights[:, :, None])[:, 0]"),
         "single-extend-p16-f32", "selection",
     ),
     Mutant(
@@ -312,7 +312,7 @@ _MUTANTS = [
         "only-the-chunk-scored", "14", "jnp", "index_topk",
         Edit(
             "indexer", "    return jnp.where(causal, scores, -jnp.inf)",
-            "    causal &= jnp.arange(keys.shape[1]) >= (kv_lens - jnp.diff(cu_q_lens))[placement.seq][:, None]\n"
+            "    causal &= jnp.arange(scores.shape[1]) >= (kv_lens - jnp.diff(cu_q_lens))[placement.seq][:, None]\n"
             "    return jnp.where(causal, scores, -jnp.inf)",
         ),
         "chunk-off-page-p16-f32", "selection",

@@ -107,9 +107,9 @@ BROKEN = [
     Broken(
         "split", "14 suffix prefill scores only the chunk", "index_topk", "single-prefill-p16-f32",
         patched("indexer", (
-            "jnp.arange(keys.shape[1]) <= placement.position[:, None]",
-            "(jnp.arange(keys.shape[1]) <= placement.position[:, None])"
-            " & (jnp.arange(keys.shape[1]) >= (kv_lens - jnp.diff(cu_q_lens))[placement.seq][:, None])",
+            "jnp.arange(scores.shape[1]) <= placement.position[:, None]",
+            "(jnp.arange(scores.shape[1]) <= placement.position[:, None])"
+            " & (jnp.arange(scores.shape[1]) >= (kv_lens - jnp.diff(cu_q_lens))[placement.seq][:, None])",
         )),
     ),
     Broken(
@@ -151,8 +151,8 @@ BROKEN = [
     ),
     Broken(
         "scaling", "values clipped", "sparse_mla_prefill", "single-extend-p16-f32",
-        patched("attention", ("    latent, rotary = rows[..., :rank],",
-                              "    latent, rotary = jnp.clip(rows[..., :rank], -10, 10),")),
+        patched("attention", ("    latent, rotary = rows[:, :rank],",
+                              "    latent, rotary = jnp.clip(rows[:, :rank], -10, 10),")),
     ),
     Broken(
         "scaling", "finite stand-in for minus infinity", "index_topk", "single-prefill-p16-f32",
