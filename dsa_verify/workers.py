@@ -5,9 +5,10 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from typing import Any, TypeVar
@@ -86,7 +87,7 @@ def run_groups(
                 yield item, answer
         finished = True
     finally:
-        if not finished:  # interrupted, perhaps while a lane was starting its process: end them all
+        if not finished:  # interrupted: end them all
             for child in active_children():
                 child.terminate()
         for lane in lanes:
@@ -107,14 +108,15 @@ class _Lane:
 
     def submit(self, work: Callable, item: object) -> Future:
         before = set(active_children())
-        try:
-            future = self._pool.submit(work, item)
-        except BrokenProcessPool:  # it died between two items: none of them is to blame
-            self._pool.shutdown()
-            self._start()
-            future = self._pool.submit(work, item)
-        if self._process is None:
-            self._process = next(iter(set(active_children()) - before), None)
+        with _interrupted_afterwards():
+            try:
+                future = self._pool.submit(work, item)
+            except BrokenProcessPool:  # it died between two items: none of them is to blame
+                self._pool.shutdown()
+                self._start()
+                future = self._pool.submit(work, item)
+            if self._process is None:
+                self._process = next(iter(set(active_children()) - before), None)
         return future
 
     def answer(self, future: Future) -> Any:
@@ -129,6 +131,22 @@ class _Lane:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Ctrl-C waits until the end: a process that is half started is known to nobody, and would be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[None] = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _begin(threads: int) -> None:

@@ -207,7 +207,12 @@ def test_ctrl_c_ends_the_run_and_its_workers():
             break
     start = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:  # else what is left of it disturbs the tests behind this one
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     assert time.monotonic() - start < 30
     assert process.returncode == 130
     assert stdout == ""
