@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from dsa_verify.commands.gate_plan import operating, plan
+from dsa_verify.commands.numbers import Numbers
 
 # What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
 
@@ -18,13 +19,14 @@ _EPILOG = """\b
 Exit codes: 0 PASS, 1 FAIL, 2 usage, 3 INVALID, 4 INCONCLUSIVE."""
 _EXITS = {"PASS": 0, "FAIL": 1, "INVALID": 3, "INCONCLUSIVE": 4}
 _PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
+_SETS = "english (16 of LongBench), all (21), one of them, longbench2, gsm8k_long, needle.  [default: as the arms need]"
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
 @click.group(invoke_without_command=True, epilog=_EPILOG)
 @click.option("--baseline", type=click.Choice(["dense"]), default="dense", help="What sparse is held against.")
-@click.option("--task", "tasks", multiple=True, metavar="NAME", help="A task or a set.  [default: as the arms need]")
+@click.option("--task", "tasks", multiple=True, metavar="NAME", help=_SETS)
 @click.option("--data", type=_FOLDER, metavar="DIR", help="Official LongBench JSONL files, one a task.")
 @click.option("--documents", type=click.IntRange(min=1), metavar="N", help="At most N of each task.")
 @click.option("--dense-url", metavar="URL", help="An OpenAI-compatible server with dense prefill.")
@@ -39,9 +41,14 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--sparse-samples", type=click.Path(exists=True, path_type=Path), help="The same, of the sparse arm.")
 @click.option("--model", metavar="NAME", help="The model's name at the endpoints.  [default: the one they list]")
 @click.option("--api", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
+@click.option("--token-env", metavar="NAME", help="The environment variable that holds the servers' bearer token.")
 @click.option("--index-topk", type=click.IntRange(min=1), default=2048, show_default=True, help="Of the served model.")
 @click.option("--page-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of the served model.")
 @click.option("--max-prompt-tokens", type=click.IntRange(min=2), metavar="N", help="Cut longer prompts in the middle.")
+@click.option("--needle-tokens", type=Numbers(1), metavar="N,N,...", help="Lengths of the needle grid's prompts.")
+@click.option(
+    "--gsm8k-tokens", type=click.IntRange(min=1), metavar="N", help="Of prompts of gsm8k_long.  [default: 7000]"
+)
 @click.option(
     "--tokenizer", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="tokenizer.json to cut by."
 )
@@ -75,13 +82,14 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
         return
     from dsa_verify.gates import arrange
     from dsa_verify.gates import report as reports
+    from dsa_verify.gates.options import Options
     from dsa_verify.gates.run import run
 
     start = time.perf_counter()
     _demand_packages()
     if report is not None:
         _demand_writable(report)
-    arranged = arrange.arrange(arrange.Options(**options))
+    arranged = arrange.arrange(Options(**options))
     with _progress(arranged) as tell:
         outcome = run(arranged, tell)
     command = shlex.join(["dsa-verify", *sys.argv[1:]])

@@ -10,26 +10,11 @@ from pathlib import Path
 
 import click
 
+from dsa_verify.commands.numbers import Numbers
+
 SECONDS_BETWEEN_LINES = 15.0
 """Where stderr is no terminal: seldom enough for a log, often enough to see that it is alive."""
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-
-
-class _Numbers(click.ParamType):
-    """Whole numbers, separated by commas, none below `least` and none twice."""
-
-    name = "numbers"
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-
-    def convert(self, value, param, ctx) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in value.split(",")]
-        if not all(part.isascii() and part.isdigit() and int(part) >= self.least for part in parts):
-            self.fail(f"{value!r} is no list of whole numbers from {self.least} up, as in 16,32", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
 
 
 @dataclass(frozen=True)
@@ -51,9 +36,9 @@ class Selection:
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
 @click.option("--model", type=_FOLDER, metavar="DIR", help="A Hugging Face checkpoint to read FILEs with.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.npz", help="Selections recorded elsewhere.")
-@click.option("--layers", type=_Numbers(0), metavar="N,N", default=(), help="[default: all that are there]")
+@click.option("--layers", type=Numbers(0), metavar="N,N", default=(), help="[default: all that are there]")
 @click.option(
-    "--block-sizes", type=_Numbers(1), metavar="N,N", default="16,32,64,128,256", show_default=True,
+    "--block-sizes", type=Numbers(1), metavar="N,N", default="16,32,64,128,256", show_default=True,
     help="Queries in a block.",
 )  # fmt: skip
 @click.option(

@@ -1,6 +1,7 @@
 """The sides of a gate: who answers the questions, what it is, and what it can show of having been sparse."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ class Served:
         header = {
             "url": to.root, "model": to.model, "api": to.api, "data": self.data_sha,
             # A server that was started again otherwise must not go on in the journal of the first.
-            "environment": server_info(to.root).get("environment"),
+            "environment": server_info(to).get("environment"),
         }  # fmt: skip
         answers, self._manifest = _asked(self, to, header, questions, on_answer)
         return answers
@@ -128,12 +129,13 @@ class Served:
 class Started:
     """A server that the gate starts for this arm, and stops again; otherwise as `Served`.
 
-    server: a `servercmd.ServerCommand`. endpoint: called with the server's URL.
+    server: a `servercmd.ServerCommand`. endpoint: a `payload.Endpoint` whose URL is that of the server once it runs. It
+    is not started where the journal holds every answer already.
     """
 
     name: str
     server: Any
-    endpoint: Callable[[str], Any]
+    endpoint: Any
     journal: Path
     concurrency: int = 1
     data_sha: str = ""
@@ -141,8 +143,13 @@ class Started:
 
     def answer(self, questions: Sequence[Question], on_answer: OnAnswer) -> dict[str, Answer]:
         header = {"command": self.server.command, "environment": dict(self.server.environment), "data": self.data_sha}
-        with self._running() as endpoint:
-            answers, found = _asked(self, endpoint, header, questions, on_answer)
+        answers, found = _kept(self, header, questions)
+        if found is None:
+            with self._running() as endpoint:
+                answers, found = _asked(self, endpoint, header, questions, on_answer)
+        else:
+            for answer in answers.values():
+                on_answer(answer)
         self._manifest = found | {"command": self.server.command}
         return answers
 
@@ -154,7 +161,7 @@ class Started:
         from dsa_verify.gates.servercmd import running
 
         with running(self.server, self.journal.with_suffix(".server.log")) as url:
-            yield self.endpoint(url)
+            yield with_model(dataclasses.replace(self.endpoint, url=url))
 
 
 @dataclass
@@ -177,13 +184,13 @@ class Recorded:
         return dict(self.facts)
 
 
-def server_info(root: str) -> dict[str, Any]:
+def server_info(endpoint: Any) -> dict[str, Any]:
     """What a server says about itself, where this suite's own server and SGLang's say it; {} if nothing."""
     import httpx
 
     for path in ("/server_info", "/get_server_info") * INFO_ATTEMPTS:
         try:
-            response = httpx.get(root + path, timeout=10.0, trust_env=False)
+            response = _get(endpoint, path)
             if response.status_code == 200 and isinstance(response.json(), dict):
                 return response.json()
             if response.status_code >= 500:
@@ -193,7 +200,19 @@ def server_info(root: str) -> dict[str, Any]:
     return {}
 
 
-def served_model(root: str) -> str:
+def _get(endpoint: Any, path: str) -> Any:
+    import httpx
+
+    return httpx.get(endpoint.root + path, headers=endpoint.headers, timeout=10.0, trust_env=not endpoint.local)
+
+
+def with_model(endpoint: Any) -> Any:
+    """The endpoint with the model that its server lists, where none is named; also then, something must listen."""
+    listed = served_model(endpoint)
+    return endpoint if endpoint.model else dataclasses.replace(endpoint, model=listed)
+
+
+def served_model(endpoint: Any) -> str:
     """The first model that a server lists, `default` if it lists none.
 
     Raises `ConfigError` where nothing listens: better now than after hours with the other arm.
@@ -203,11 +222,18 @@ def served_model(root: str) -> str:
     for wait in range(INFO_ATTEMPTS):
         try:
             time.sleep(wait)
-            response = httpx.get(root + "/v1/models", timeout=10.0, trust_env=False)
+            response = _get(endpoint, "/v1/models")
+            if response.status_code in (401, 403):
+                raise ConfigError(
+                    f"{endpoint.root} answers {response.status_code} when it is asked for its models; give the name of "
+                    "the variable that holds its token as --token-env."
+                )
             if response.status_code < 500:
                 return str(response.json()["data"][0]["id"])
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ConfigError(f"nothing answers at {root} ({error}); start the server, or correct the URL") from None
+            raise ConfigError(
+                f"nothing answers at {endpoint.root} ({error}); start the server, or correct the URL"
+            ) from None
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             continue
     return "default"
@@ -226,17 +252,45 @@ def _asked(
 
     with Journal(arm.journal, arm.name, header) as journal:
         answers = asyncio.run(answer_all(questions, endpoint, journal, on_answer, arm.concurrency))
-        manifest = _remembered(server_info(endpoint.root), header, arm.journal.with_suffix(".counted.json"))
-    return answers, manifest | {"served_model": endpoint.model}
+        manifest = _remembered(server_info(endpoint) | {"served_model": endpoint.model}, header, _beside(arm))
+    return answers, manifest
+
+
+def _kept(
+    arm: "Started", header: Mapping[str, Any], questions: Sequence[Question]
+) -> tuple[dict[str, Answer], dict[str, Any] | None]:
+    """The answers and the manifest of an arm that was asked all these questions before, else None for the manifest."""
+    from dsa_verify.gates.journal import Journal
+    from dsa_verify.gates.payload import body_of, payload_sha
+
+    manifest = _manifest_of(header, _beside(arm))
+    if manifest is None:
+        return {}, None
+    with Journal(arm.journal, arm.name, header) as journal:
+        found = {q.key: journal.find(q, payload_sha(body_of(q, arm.endpoint))) for q in questions}
+    answers = {key: answer for key, answer in found.items() if answer is not None}
+    return answers, manifest if len(answers) == len(questions) else None
 
 
 def _remembered(info: dict[str, Any], header: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The info with the highest count of sparse prefill that the same arm has shown: a server that was started again
-    for a run that had nothing left to ask counts from 0."""
-    count, old = info.get("sparse_prefill"), json.loads(path.read_text()) if path.is_file() else {}
-    if count is None:
-        return info
-    if old.get("header") == json.loads(json.dumps(header)):
-        count = max(count, old["sparse_prefill"])
-    path.write_text(json.dumps({"header": header, "sparse_prefill": count}))
-    return info | {"sparse_prefill": count}
+    """The manifest, kept, with the highest count of sparse prefill that the same arm has shown: a server that was
+    started again for a run that had little left to ask counts from 0."""
+    count, old = info.get("sparse_prefill"), _manifest_of(header, path) or {}
+    if count is not None:
+        info = info | {"sparse_prefill": max(count, old.get("sparse_prefill") or 0)}
+    path.write_text(json.dumps({"header": header, "manifest": info}))
+    return info
+
+
+def _manifest_of(header: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    """What an arm with this header showed of itself last, None if there is no such arm."""
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return kept["manifest"] if kept.get("header") == json.loads(json.dumps(header)) else None
+
+
+def _beside(arm: "Served | Started") -> Path:
+    """Where an arm's manifest is kept."""
+    return arm.journal.with_suffix(".manifest.json")

@@ -1,32 +1,34 @@
-"""What a gate is to run, from the command's options: tasks with their documents, arms, rule."""
+"""What a gate is to run, from the command's options: arms and rule for the tasks that are asked for."""
 
 import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import comparable, cut, made
-from dsa_verify.gates.arms import Arm, Embedded, Served, Started, served_model
+from dsa_verify.gates import comparable, sets
+from dsa_verify.gates.arms import Embedded, Served, Started, with_model
 from dsa_verify.gates.broken import demand_mutant
+from dsa_verify.gates.options import Options
 from dsa_verify.gates.records import sha
 from dsa_verify.gates.rule import Rule
 from dsa_verify.gates.run import Gate
-from dsa_verify.gates.tasks import CHINESE, ENGLISH, Task, group_of, longbench, rows_of_file, rows_of_hub
+from dsa_verify.gates.tasks import Task
 
-DOCUMENTS_MADE = 32
-"""Documents of each made task: as many as the rule needs where nothing differs."""
 EMBEDDED_TOPK, EMBEDDED_PAGE = 128, 16
+NOT_YET = "http://127.0.0.1:1"
+"""In place of the URL of a server that does not run yet."""
 DENSE, SPARSE = {"DSA_PREFILL_SPARSE": "0"}, {"DSA_PREFILL_SPARSE": "1"}
 ONE_PAGE = {"DSA_PREFILL_SPARSE": "1", "DSA_PAGE_TOPK": "1"}
 _ANSWERING = ("urls", "command")
 _ONLY_FOR = {
     "mutant": ("embedded",), "degraded_url": ("urls",), "dense_env": ("command",), "sparse_env": ("command",),
     "data": _ANSWERING, "max_prompt_tokens": _ANSWERING, "tokenizer": _ANSWERING, "work": _ANSWERING,
+    "token_env": _ANSWERING, "gsm8k_tokens": _ANSWERING, "needle_tokens": ("embedded", *_ANSWERING),
     "tasks": ("embedded", *_ANSWERING), "documents": ("embedded", *_ANSWERING),
 }  # fmt: skip
 """Options that some kinds of arms have no use for; given in vain they are refused."""
@@ -34,45 +36,6 @@ _KINDS = {
     "embedded": "the built-in model", "urls": "--dense-url and --sparse-url", "command": "--server-cmd",
     "samples": "recorded samples",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `dsa-verify gate`, by their names there."""
-
-    baseline: str = "dense"
-    tasks: tuple[str, ...] = ()
-    data: Path | None = None
-    documents: int | None = None
-    dense_url: str | None = None
-    sparse_url: str | None = None
-    degraded_url: str | None = None
-    server_cmd: str | None = None
-    dense_env: tuple[str, ...] = ()
-    sparse_env: tuple[str, ...] = ()
-    dense_samples: Path | None = None
-    sparse_samples: Path | None = None
-    model: str | None = None
-    api: str = "completions"
-    index_topk: int = 2048
-    page_size: int = 64
-    max_prompt_tokens: int | None = None
-    tokenizer: Path | None = None
-    concurrency: int = 1
-    timeout: float = 300.0
-    patience: float = 900.0
-    repeats: int = 1
-    work: Path | None = None
-    controls: bool | None = None
-    trust_sparse: bool = False
-    differs: tuple[str, ...] = ()
-    alpha: float | None = None
-    macro_margin: float | None = None
-    group_margin: float | None = None
-    task_margin: float | None = None
-    seed: int | None = None
-    mutant: str | None = None
-    kernels: str = "jnp"
 
 
 def arrange(options: Options) -> Gate:
@@ -128,16 +91,9 @@ def _rule(o: Options, controls: bool) -> Rule:
 
 
 def _embedded(o: Options) -> Gate:
-    names = o.tasks or made.TASKS
     if o.mutant:
         demand_mutant(o.mutant, o.kernels)
-    strange = [name for name in names if name not in made.TASKS]
-    if strange:
-        raise ConfigError(
-            f"the built-in model has no documents for {', '.join(strange)}; it has some for {', '.join(made.TASKS)}."
-        )
-    count = o.documents or DOCUMENTS_MADE
-    tasks = [longbench(name, made.made_rows(name, count), "rows made here") for name in names]
+    tasks = sets.made_here(o)
     model = {"index_topk": EMBEDDED_TOPK, "kernels": o.kernels}
     controls = o.controls is not False
     return Gate(
@@ -152,8 +108,8 @@ def _embedded(o: Options) -> Gate:
 def _urls(o: Options) -> Gate:
     assert o.dense_url and o.sparse_url
     urls = [url for url in (o.dense_url, o.sparse_url, o.degraded_url) if url]
-    endpoints = {url: _listed(_endpoint(o, url)) for url in urls}
-    tasks = _tasks(o)
+    endpoints = {url: with_model(_endpoint(o, url)) for url in urls}
+    tasks = sets.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
     def arm(name: str, url: str) -> Served:
@@ -175,13 +131,13 @@ def _command(o: Options) -> Gate:
     assert o.server_cmd
     dense, sparse = _variables(o.dense_env) or DENSE, _variables(o.sparse_env) or SPARSE
     plain = ServerCommand(o.server_cmd, {})
-    tasks = _tasks(o)
+    tasks = sets.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
     def arm(name: str, environment: Mapping[str, str]) -> Started:
         server = dataclasses.replace(plain, environment=environment)
         journal = work / f"{name}.jsonl"
-        return Started(name, server, lambda url: _listed(_endpoint(o, url)), journal, o.concurrency, data)
+        return Started(name, server, _endpoint(o, NOT_YET), journal, o.concurrency, data)
 
     controls = bool(o.controls)
     treatment = _treatment(o) | {name for name in dense.keys() | sparse.keys() if dense.get(name) != sparse.get(name)}
@@ -218,41 +174,15 @@ def _samples(o: Options) -> Gate:
     )  # fmt: skip
 
 
-def _tasks(o: Options) -> list[Task]:
-    """LongBench tasks of files or the hub, shortened and cut as asked."""
-    english = [name for names in ENGLISH.values() for name in names]
-    sets = {"english": english, "all": english + [name for names in CHINESE.values() for name in names]}
-    names = [name for given in o.tasks or ("english",) for name in sets.get(given, [given])]
-    for name in names:
-        group_of(name)
-    tasks = []
-    for name in dict.fromkeys(names):
-        if o.data is None:
-            rows, where = rows_of_hub(name), f"the hub's {name}"
-        else:
-            path = o.data / f"{name}.jsonl"
-            rows, where = rows_of_file(path), str(path)
-        task = longbench(name, rows, where)
-        if o.documents is not None:
-            task = dataclasses.replace(task, documents=task.documents[: o.documents])
-        tasks.append(task)
-    if o.max_prompt_tokens is None:
-        return tasks
-    spans = cut.by_file(o.tokenizer) if o.tokenizer else cut.words
-    return [cut.cut(task, o.max_prompt_tokens, spans) for task in tasks]
-
-
 def _endpoint(o: Options, url: str) -> Any:
     from dsa_verify.gates.payload import Endpoint, Retry
 
-    retry = Retry(patience_s=o.patience)
-    return Endpoint(url, o.model or "", o.api, timeout_s=o.timeout, retry=retry)  # pyright: ignore[reportArgumentType]
-
-
-def _listed(endpoint: Any) -> Any:
-    """The endpoint with the model that its server lists, where none is named; also then, something must listen."""
-    listed = served_model(endpoint.root)
-    return endpoint if endpoint.model else dataclasses.replace(endpoint, model=listed)
+    token = os.environ.get(o.token_env, "") if o.token_env else None
+    if token == "":
+        raise ConfigError(
+            f"--token-env {o.token_env}: that variable is empty or not set; export the server's token in it."
+        )
+    return Endpoint(url, o.model or "", o.api, timeout_s=o.timeout, retry=Retry(patience_s=o.patience), token=token)  # pyright: ignore[reportArgumentType]
 
 
 def _work(o: Options) -> Path:
@@ -275,6 +205,3 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{text!r} is no NAME=VALUE.")
         found[name] = value
     return found
-
-
-__all__ = ["Arm", "Options", "arrange", "provenance"]

@@ -55,10 +55,10 @@ async def answer_all(
             answers[question.key] = answer
             on_answer(answer)
 
-    headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
     limits = httpx.Limits(max_connections=concurrency)
     timeout = httpx.Timeout(None, connect=min(CONNECT_S, endpoint.timeout_s / 2))
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=not endpoint.local) as http:
+    headers, proxies = endpoint.headers, not endpoint.local
+    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=proxies) as http:
         asker = _Asker(http, endpoint)
         try:
             async with asyncio.TaskGroup() as group:

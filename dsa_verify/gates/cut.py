@@ -45,7 +45,17 @@ def middle(text: str, most: int, spans: Spans) -> str:
 
 
 def cut(task: Task, most: int, spans: Spans) -> Task:
-    """The task with every prompt cut to at most so many tokens; both arms get the same bytes."""
+    """The task with every prompt cut to at most so many tokens; both arms get the same bytes.
+
+    Raises `ConfigError` for a task whose prompts were made to a length and are longer: what is asked for may stand in
+    the middle.
+    """
+    longest = max((len(spans(document.question.prompt)) for document in task.documents), default=0)
+    if task.sized and longest > most:
+        raise ConfigError(
+            f"{task.name} has prompts of {longest:,} tokens, which --max-prompt-tokens {most:,} would cut; ask for "
+            f"shorter ones with --{task.name.partition('_')[0]}-tokens."
+        )
 
     def shorter(document: Document) -> Document:
         question: Question = dataclasses.replace(

@@ -77,6 +77,11 @@ class Endpoint:
         return self.url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
+    def headers(self) -> dict[str, str]:
+        """What shows a server who asks."""
+        return {"authorization": f"Bearer {self.token}"} if self.token else {}
+
+    @property
     def address(self) -> str:
         """The URL that questions are posted to."""
         return self.root + _PATHS[self.api]

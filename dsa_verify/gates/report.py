@@ -25,6 +25,7 @@ def document(outcome: Outcome, command: str, seconds: float, provenance: dict[st
         **outcome.decision.document(),
         "rounds": {"asked": outcome.rounds, "of": outcome.of_rounds},
         "lengths": list(by_length(outcome)),
+        "grid": list(grid(outcome)),
         "changed": list(changed(outcome)),
         "missing_reasons": missing_reasons(outcome),
         "corrections": outcome.corrections,
@@ -60,6 +61,19 @@ def by_length(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for band, pairs in sorted(bands.items()):
         dense, sparse = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
         yield {"from_tokens": band, "n": len(pairs), "mean_dense": dense, "mean_sparse": sparse}
+
+
+def grid(outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """Mean scores of both arms by length and depth, of tasks that place something in a text."""
+    placed = {d.question.key: d.row for task in outcome.gate.tasks for d in task.documents if "depth" in d.row}
+    cells: dict[tuple[int, float], list[tuple[float, float]]] = {}
+    for key, dense, sparse in _pairs(outcome):
+        row = placed.get(key.partition("#")[0])
+        if row is not None:
+            cells.setdefault((row["tokens"], row["depth"]), []).append((dense, sparse))
+    for (tokens, depth), pairs in sorted(cells.items()):
+        dense, sparse = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+        yield {"tokens": tokens, "depth": depth, "n": len(pairs), "mean_dense": dense, "mean_sparse": sparse}
 
 
 def changed(outcome: Outcome) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from dsa_verify.gates.decision import Decision, decide
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
 from dsa_verify.gates.rule import FAIL, INCONCLUSIVE, INVALID, Rule
 from dsa_verify.gates.stopping import alarm_round, evidence_of_harm, schedule
-from dsa_verify.gates.tasks import CORRECTIONS, Document, Task
+from dsa_verify.gates.tasks import Document, Task
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class Outcome:
     @property
     def corrections(self) -> dict[str, str]:
         """What was scored or asked otherwise than lm-eval does, by name."""
-        names = {name for task in self.gate.tasks for name in task.corrections}
-        return {name: text for name, text in CORRECTIONS.items() if name in names}
+        return {name: text for task in self.gate.tasks for name, text in task.corrections.items()}
 
     @property
     def data_sha(self) -> str:

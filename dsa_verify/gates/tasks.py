@@ -1,15 +1,15 @@
-"""LongBench as the gate asks it: lm-eval's own prompts and scorers over rows from the hub, from files, or made here."""
+"""Tasks of a gate, and LongBench as it asks it: prompts and scorers of lm-eval over rows of the hub or of files."""
 
 import json
 import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dsa_verify.errors import ConfigError, unknown_name
 from dsa_verify.gates.records import Question, sha
@@ -59,7 +59,8 @@ _TOUCHES = {
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a task: its question as every arm gets it, and the row that the scorer needs."""
+    """One document of a task: its question as every arm gets it, and the row that the scorer needs; `answers` in it are
+    for readers too."""
 
     task: str
     number: str
@@ -73,36 +74,45 @@ class Document:
         return sha(json.dumps(self.row, sort_keys=True, ensure_ascii=False))
 
 
+class Scorer(Protocol):
+    """What lm-eval's task objects are used for: `process_results(row, [answer])["score"]` is in [0, 1]."""
+
+    def process_results(self, doc: dict[str, Any], results: list[str], /) -> Mapping[str, float]: ...
+
+
 @dataclass(frozen=True)
 class Task:
-    """A task with its documents. `scorer`: lm-eval's task object, whose `process_results` scores."""
+    """A task with its documents.
+
+    corrections: what is asked or scored otherwise than lm-eval does, and why, by name. sized: its prompts were made as
+    long as was asked for, and are not to be cut.
+    """
 
     name: str
     group: str
     version: float
     documents: tuple[Document, ...]
-    scorer: Any = field(repr=False)
+    scorer: Scorer = field(repr=False)
+    corrections: Mapping[str, str] = field(repr=False)
+    sized: bool = False
 
     def score(self, document: Document, text: str) -> float:
         """The unified score of an answer, in [0, 1]."""
-        if self.name in FIRST_LINE:
+        if "first-line" in self.corrections:
             text = text.lstrip("\n").split("\n")[0]
-        with _safely():
+        guarded = {"recursion", "code-similarity"} & self.corrections.keys()
+        with _safely() if guarded else nullcontext():
             return float(self.scorer.process_results(dict(document.row), [text])["score"])
 
-    @property
-    def corrections(self) -> tuple[str, ...]:
-        """Names of the corrections that apply to it."""
-        return ("temperature", *(name for name, tasks in _TOUCHES.items() if self.name in tasks))
 
-
-def group_of(task: str) -> str:
-    """lm-eval's group of a task. Raises `ConfigError` for a name that is no LongBench task."""
+def group_of(task: str, others: Iterable[str] = ()) -> str:
+    """lm-eval's group of a task. Raises `ConfigError` for a name that is no LongBench task, naming `others` too."""
     for groups in (ENGLISH, CHINESE):
         for group, tasks in groups.items():
             if task in tasks:
                 return group
-    raise unknown_name("LongBench task", task, [name for g in (ENGLISH, CHINESE) for t in g.values() for name in t])
+    names = [name for groups in (ENGLISH, CHINESE) for tasks in groups.values() for name in tasks]
+    raise unknown_name("task", task, [*names, *others])
 
 
 def longbench(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Task:
@@ -113,13 +123,12 @@ def longbench(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Task:
     for ids that occur twice, and for no rows at all.
     """
     group = group_of(name)
-    if not rows:
-        raise ConfigError(f"{where} holds no rows; expected at least one document of {name}.")
+    demand_some(rows, name, where)
     rows = [_complete(name, row, f"{where}, line {number}") for number, row in enumerate(rows, 1)]
-    _demand_distinct(rows, where)
+    demand_distinct(rows, where)
     scorer = _lm_eval_task(name, rows)
     documents = tuple(_document(name, scorer, row) for row in rows)
-    return Task(name, group, float(scorer.config.metadata["version"]), documents, scorer)
+    return Task(name, group, float(scorer.config.metadata["version"]), documents, scorer, _corrections(name))
 
 
 def rows_of_file(path: Path) -> list[dict[str, Any]]:
@@ -128,22 +137,20 @@ def rows_of_file(path: Path) -> list[dict[str, Any]]:
         # Not splitlines: a text may hold line separators of Unicode, which JSON leaves as they are.
         lines = path.read_text("utf-8").rstrip("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {error}; expected a JSONL file of LongBench rows, one file a task."
-        ) from None
+        raise ConfigError(f"cannot read {path}: {error}; expected a JSONL file with a row a line.") from None
     return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)] if any(lines) else []
 
 
-def rows_of_hub(name: str) -> list[dict[str, Any]]:
-    """Rows of a task from the hub, or from its local cache. Raises `ConfigError` when neither has them."""
+def rows_of_hub(dataset: str, part: str | None, split: str = "test") -> list[dict[str, Any]]:
+    """Rows of a dataset of the hub, or of its local cache. Raises `ConfigError` when neither has them."""
     import datasets
 
     try:
-        return [dict(row) for row in datasets.load_dataset(HUB, name, split="test")]
+        return [dict(row) for row in datasets.load_dataset(dataset, part, split=split)]
     except Exception as error:  # the hub's client raises a dozen kinds
         raise ConfigError(
-            f"cannot load {HUB} ({name}) from the hub: {' '.join(str(error).split())[:200]}; download the official "
-            "LongBench JSONL files and give their folder as --data."
+            f"cannot load {dataset} ({part or split}) from the hub: {' '.join(str(error).split())[:200]}; download its "
+            "files and give their folder as --data."
         ) from None
 
 
@@ -153,7 +160,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where} is not JSON ({error}); the file may be cut off, download it again.") from None
     if not isinstance(row, dict):
-        raise ConfigError(f"{where} holds a {type(row).__name__}, expected an object with {', '.join(COLUMNS)}.")
+        raise ConfigError(f"{where} holds a {type(row).__name__}, expected an object with a column a field.")
     return row
 
 
@@ -181,7 +188,14 @@ def _complete(name: str, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return row
 
 
-def _demand_distinct(rows: Iterable[Mapping[str, Any]], where: str) -> None:
+def demand_some(rows: Sequence[Any], name: str, where: str) -> None:
+    """Raises `ConfigError` for no rows at all."""
+    if not rows:
+        raise ConfigError(f"{where} holds no rows; expected at least one document of {name}.")
+
+
+def demand_distinct(rows: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Raises `ConfigError` for two rows with one `_id`."""
     seen: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
         first = seen.setdefault(str(row["_id"]), number)
@@ -197,6 +211,11 @@ def _document(name: str, scorer: Any, row: dict[str, Any]) -> Document:
     return Document(name, number, question, sha(row["context"]), row)
 
 
+def _corrections(name: str) -> dict[str, str]:
+    names = ("temperature", *(correction for correction, tasks in _TOUCHES.items() if name in tasks))
+    return {correction: CORRECTIONS[correction] for correction in names}
+
+
 def _lm_eval_task(name: str, rows: list[dict[str, Any]]) -> Any:
     """lm-eval's task object over these rows; nothing of it reaches for the hub."""
     import datasets
@@ -207,23 +226,25 @@ def _lm_eval_task(name: str, rows: list[dict[str, Any]]) -> Any:
         [{column: row[column] for column in used if row.get(column) is not None} for row in rows]
     )
     with _silently():
-        return ConfigurableTask(config={**_configuration(name), "custom_dataset": lambda **_: {"test": data}})
+        own = configuration(f"longbench/{name}.yaml")
+        return ConfigurableTask(config={**own, "custom_dataset": lambda **_: {"test": data}})
 
 
 @cache
-def _configuration(name: str) -> dict[str, Any]:
-    """The task's YAML, its scorer loaded. The registry of all 14,000 tasks, which takes seconds, stays unread."""
+def configuration(file: str) -> dict[str, Any]:
+    """A task's YAML in lm-eval's folder of tasks, its scorer loaded. The registry of all 14,000 tasks, which takes
+    seconds, stays unread. Raises `ConfigError` without the packages."""
     try:
         import lm_eval
         from lm_eval.tasks._yaml_loader import load_yaml
 
-        folder = Path(lm_eval.__file__).parent / "tasks" / "longbench"
+        path = Path(lm_eval.__file__).parent / "tasks" / file
         with warnings.catch_warnings():  # fuzzywuzzy warns that it uses difflib, which is what is wanted
             warnings.simplefilter("ignore")
-            return dict(load_yaml(folder / f"{name}.yaml", resolve_func=True))
+            return dict(load_yaml(path, resolve_func=True))
     except ImportError as error:
         raise ConfigError(
-            f"the gate needs lm-eval and its LongBench scorers ({error}): pip install 'dsa-verify[gate]'."
+            f"the gate needs lm-eval and its scorers ({error}): pip install 'dsa-verify[gate]'."
         ) from None
 
 

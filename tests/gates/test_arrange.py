@@ -8,13 +8,16 @@ import pytest
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates import arms, arrange
-from dsa_verify.gates.arrange import Options
 from dsa_verify.gates.made import TASKS as MADE
+from dsa_verify.gates.options import Options
+from dsa_verify.gates.payload import Endpoint
 from dsa_verify.gates.rule import Rule
+from dsa_verify.gates.sets import DOCUMENTS_MADE
 from dsa_verify.gates.tasks import ENGLISH
 from tests.gates.replaying import rows_of
 
 COMMAND = "serve --port {port}"
+LETTERS = {"_id": "a", "context": "text", "question": "what?", "answer": "B"} | {f"choice_{one}": one for one in "ABCD"}
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def data(tmp_path) -> Path:
 @pytest.fixture
 def listening(monkeypatch) -> None:
     """Every URL lists a model of its own."""
-    monkeypatch.setattr(arrange, "served_model", lambda root: f"model of {root}")
+    monkeypatch.setattr(arms, "served_model", lambda endpoint: f"model of {endpoint.root}")
 
 
 def arranged(**options: Any):
@@ -39,7 +42,7 @@ def arranged(**options: Any):
 def test_default_is_the_built_in_model_on_documents_made_here():
     gate = arranged()
     assert [task.name for task in gate.tasks] == list(MADE)
-    assert {len(task.documents) for task in gate.tasks} == {arrange.DOCUMENTS_MADE}
+    assert {len(task.documents) for task in gate.tasks} == {DOCUMENTS_MADE}
     by_name = {arm.name: arm for arm in (gate.dense, gate.sparse, gate.same, gate.degraded)}
     assert {name: arm.environment for name, arm in by_name.items()} == {
         "dense": {"DSA_PREFILL_SPARSE": "0"}, "same": {"DSA_PREFILL_SPARSE": "0"},
@@ -74,6 +77,15 @@ def test_urls_become_arms_with_a_journal_each(data, tmp_path, listening):
 def test_named_model_is_asked_for(data, listening):
     gate = arranged(dense_url="http://a:1", sparse_url="http://b:2", data=data, tasks=("qasper",), model="glm")
     assert {arm.endpoint.model for arm in (gate.dense, gate.sparse)} == {"glm"}
+
+
+def test_token_comes_from_a_variable_and_is_shown_to_nobody(data, listening, monkeypatch):
+    monkeypatch.setenv("TOKEN_OF_TEST", "secret")
+    gate = arranged(
+        dense_url="http://a:1", sparse_url="http://b:2", data=data, tasks=("trec",), token_env="TOKEN_OF_TEST"
+    )
+    assert gate.dense.endpoint.headers == gate.sparse.endpoint.headers == {"authorization": "Bearer secret"}
+    assert "secret" not in repr(gate.dense)
 
 
 def test_controls_with_urls(data, listening):
@@ -117,6 +129,26 @@ def test_prompts_are_cut_for_both_arms(data):
     assert {len(d.question.prompt.split()) for d in gate.tasks[0].documents} < set(range(51))
 
 
+def test_sets_beside_longbench_are_read_from_the_folder_or_made(data):
+    (data / "longbench2.jsonl").write_text(json.dumps(LETTERS) + "\n")
+    for split, count in (("test", 3), ("train", 50)):
+        rows = [{"question": f"how many is {n}?", "answer": f"#### {n}"} for n in range(count)]
+        (data / f"gsm8k_{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gate = arranged(
+        server_cmd=COMMAND, data=data, tasks=("longbench2", "gsm8k_long", "needle", "trec"), documents=2,
+        gsm8k_tokens=90, needle_tokens=(300, 200),
+    )  # fmt: skip
+    assert [(task.name, len(task.documents)) for task in gate.tasks] == [
+        ("longbench2", 1), ("gsm8k_long", 2), ("needle", 2), ("trec", 2)
+    ]  # fmt: skip
+    assert {document.row["tokens"] for document in gate.tasks[2].documents} == {300}
+
+
+def test_the_built_in_model_can_be_asked_for_needles():
+    gate = arranged(tasks=("needle", "qasper"), documents=3, needle_tokens=(250,))
+    assert [(task.name, len(task.documents)) for task in gate.tasks] == [("needle", 3), ("qasper", 3)]
+
+
 def test_rule_takes_the_options():
     rule = arranged(tasks=("qasper",), documents=1, alpha=0.02, macro_margin=0.03, task_margin=0.2, seed=5).rule
     assert (rule.alpha, rule.macro_margin, rule.task_margin, rule.seed) == (0.02, 0.03, 0.2, 5)
@@ -145,6 +177,9 @@ URLS = {"dense_url": "http://a:1", "sparse_url": "http://b:2"}
         ({"server_cmd": COMMAND, "sparse_env": ("=1",)}, "'=1' is no NAME=VALUE"),
         ({"server_cmd": COMMAND, "tasks": ("qaspr",), "data": Path("x")}, "Did you mean 'qasper'"),
         ({"dense_samples": Path("x"), "sparse_samples": Path("y"), "tasks": ("trec",)}, "--task means nothing with"),
+        ({**URLS, "token_env": "NO_SUCH_VARIABLE"}, "--token-env NO_SUCH_VARIABLE: that variable is empty or not set"),
+        ({"server_cmd": COMMAND, "tasks": ("needle",), "max_prompt_tokens": 50}, "--max-prompt-tokens 50 would cut"),
+        ({"gsm8k_tokens": 100}, "--gsm8k-tokens means nothing with the built-in model"),
         ({"tasks": ("narrativeqa",)}, "the built-in model has no documents for narrativeqa"),
         ({"mutant": "top-2-pages"}, "Did you mean 'top-1-page'"),
         ({"mutant": "top-1-page", "kernels": "pallas"}, "mutant of the gate for pallas kernels 'top-1-page'"),
@@ -159,7 +194,7 @@ def test_options_that_make_no_gate_are_refused(options, words, listening, tmp_pa
 
 def test_server_that_is_not_there_is_refused_before_anything_is_asked():
     with pytest.raises(ConfigError, match=r"nothing answers at http://127\.0\.0\.1:1 "):
-        arms.served_model("http://127.0.0.1:1")
+        arms.served_model(Endpoint("http://127.0.0.1:1", "m"))
 
 
 def test_provenance_names_what_a_verdict_depends_on():

@@ -20,8 +20,9 @@ from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates import payload
 from dsa_verify.gates.arms import Served
-from dsa_verify.gates.arrange import Options, arrange
+from dsa_verify.gates.arrange import arrange
 from dsa_verify.gates.made import made_rows
+from dsa_verify.gates.options import Options
 from dsa_verify.gates.payload import Endpoint
 from dsa_verify.gates.records import Question
 from dsa_verify.gates.run import run
@@ -185,12 +186,19 @@ def test_killed_gate_resumes_and_asks_nothing_twice(servers, data, embedded, tmp
 def test_server_command_decides_as_the_embedded_arms_do(variables, data, embedded, tmp_path, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    content = decided(["gate", "--server-cmd", SERVE, "--data", str(data), "--work", str(tmp_path), *COMMON, "--json"])
+    starts = tmp_path / "starts"
+    command = f"echo once >> {starts}; {SERVE}"
+    given = ["gate", "--server-cmd", command, "--data", str(data), "--work", str(tmp_path), *COMMON, "--json"]
+    content = decided(given)
     for arm in ("dense", "sparse"):
         assert texts_in(tmp_path / f"{arm}.jsonl") == {key: one.text for key, one in embedded.answers[arm].items()}
     assert content["macro"]["difference"] == embedded.decision.document()["macro"]["difference"]
     arms = content["manifest"]
     assert arms["dense"]["sparse_prefill"] == 0 < arms["sparse"]["sparse_prefill"]
+    assert len(starts.read_text().split()) == 2
+    again = decided(given)
+    assert len(starts.read_text().split()) == 2, "nothing was left to ask"
+    assert again["manifest"] == content["manifest"] and again["macro"] == content["macro"]
 
 
 @pytest.fixture

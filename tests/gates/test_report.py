@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from dsa_verify.gates import report
+from dsa_verify.gates.cut import words
+from dsa_verify.gates.needle import DEPTHS, needle
 from dsa_verify.gates.run import run
 from tests.gates.fakes import NAMES, RULE, TASKS, Fake, gate, right, wrong
 
@@ -221,3 +223,19 @@ def test_no_number_is_nan(failed):
         assert not (isinstance(value, float) and math.isnan(value))
 
     walk(failed)
+
+
+def test_needles_are_shown_by_length_and_depth():
+    task = needle((200, 300), words, repeats=2)
+    codes = {document.question.key: document.row["answers"][0] for document in task.documents}
+    lost = {key for key in codes if key.startswith("needle/300-50-")}
+    content = content_of(codes.get, lambda key: "none" if key in lost else codes[key], tasks=[task])
+    cells = {(one["tokens"], one["depth"]): (one["mean_dense"], one["mean_sparse"]) for one in content["grid"]}
+    assert cells == {(n, depth): (1.0, float((n, depth) != (300, 0.5))) for n in (200, 300) for depth in DEPTHS}
+    rows = Page(report.html(content)).rows
+    assert ["300", *["100.00 / 100.00"] * 2, "100.00 / 0.00", *["100.00 / 100.00"] * 2] in rows
+    assert {one["document"]: one["references"] for one in content["changed"]} == {key: [codes[key]] for key in lost}
+
+
+def test_tasks_without_needles_show_no_grid(passed):
+    assert passed["grid"] == [] and "Needles" not in report.html(passed)

@@ -10,7 +10,8 @@ import pytest
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import Recorded
-from dsa_verify.gates.arrange import Options, arrange
+from dsa_verify.gates.arrange import arrange
+from dsa_verify.gates.options import Options
 from dsa_verify.gates.records import Answer
 from dsa_verify.gates.run import Gate, run
 from dsa_verify.gates.samples import recorded

@@ -1,0 +1,46 @@
+"""The options of `dsa-verify gate` as one value."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `dsa-verify gate`, by their names there."""
+
+    baseline: str = "dense"
+    tasks: tuple[str, ...] = ()
+    data: Path | None = None
+    documents: int | None = None
+    dense_url: str | None = None
+    sparse_url: str | None = None
+    degraded_url: str | None = None
+    server_cmd: str | None = None
+    dense_env: tuple[str, ...] = ()
+    sparse_env: tuple[str, ...] = ()
+    dense_samples: Path | None = None
+    sparse_samples: Path | None = None
+    model: str | None = None
+    api: str = "completions"
+    token_env: str | None = None
+    index_topk: int = 2048
+    page_size: int = 64
+    max_prompt_tokens: int | None = None
+    needle_tokens: tuple[int, ...] = ()
+    gsm8k_tokens: int | None = None
+    tokenizer: Path | None = None
+    concurrency: int = 1
+    timeout: float = 300.0
+    patience: float = 900.0
+    repeats: int = 1
+    work: Path | None = None
+    controls: bool | None = None
+    trust_sparse: bool = False
+    differs: tuple[str, ...] = ()
+    alpha: float | None = None
+    macro_margin: float | None = None
+    group_margin: float | None = None
+    task_margin: float | None = None
+    seed: int | None = None
+    mutant: str | None = None
+    kernels: str = "jnp"
