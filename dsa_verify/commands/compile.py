@@ -53,8 +53,14 @@ class Selection:
     help="Where results are kept.",
 )
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep results.")
+@click.option(
+    "--golden",
+    type=click.Choice(["check", "update"]),
+    help="Hold verdicts and sizes against the golden record, or write them into it.",
+)
+@click.option("--folder", type=_FOLDER, default=Path("golden"), show_default=True, help="Where the record is.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-def compile_kernels(as_json: bool, no_cache: bool, cache: Path, **options) -> None:
+def compile_kernels(as_json: bool, no_cache: bool, cache: Path, golden: str | None, folder: Path, **options) -> None:
     """Compile kernels for TPUs that are not here, and judge what the compiler says.
 
     Rejected: what it refuses, what needs more HBM or VMEM than the chip has, what copies the paged cache.
@@ -62,6 +68,8 @@ def compile_kernels(as_json: bool, no_cache: bool, cache: Path, **options) -> No
     from dsa_verify.cli import _stdout_to_stderr
 
     start = time.perf_counter()
+    if golden == "update":
+        _demand_reviewable(folder)
     with _stdout_to_stderr():
         results, provenance = _compile(Selection(cache=None if no_cache else cache, **options))
     seconds = time.perf_counter() - start
@@ -69,7 +77,35 @@ def compile_kernels(as_json: bool, no_cache: bool, cache: Path, **options) -> No
         click.echo(json.dumps(_document(results, provenance, seconds), allow_nan=False, indent=1))
     else:
         _print(results, seconds)
-    sys.exit(_exit_code(results))
+    drifted = _pinned(golden, folder, results, provenance) if golden else False
+    sys.exit(_exit_code(results) or int(drifted))
+
+
+def _demand_reviewable(folder: Path) -> None:
+    """Before the compiles, which take minutes. Raises `ConfigError` and `GoldenError`."""
+    from dsa_verify.golden import compiles, store
+
+    store.guard(store.folder_at(folder), compiles.FILE)
+
+
+def _pinned(golden: str, folder: Path, results: Sequence, provenance: Mapping[str, object]) -> bool:
+    """Check against the record, or write it; whether anything drifted. Raises `GoldenError`."""
+    from dsa_verify.golden import compiles, store
+
+    records = [done.record() for done in results]
+    if golden == "update":
+        changed = compiles.write(store.folder_at(folder), records, provenance)
+        click.echo(f"golden: {len(changed)} of {len(records)} records written", err=True)
+        return False
+    pinned = compiles.read(store.folder_at(folder))
+    moved = compiles.drifts(pinned["cases"], [one for one in records if one["cause"] != "missing"])
+    for drift in moved:
+        click.echo(f"golden: {drift}", err=True)
+    then, now = (one.get("libtpu") for one in (pinned["provenance"], provenance))
+    if moved and then != now:
+        click.echo(f"golden: recorded with libtpu {then}, compiled with {now}", err=True)
+    click.echo(f"golden: {len(moved)} of {len(records)} cases drifted", err=True)
+    return bool(moved)
 
 
 def _compile(selection: Selection):

@@ -1,11 +1,12 @@
-"""Cases: which surface is compiled for which chip at which production shape, and the arrays it then takes."""
+"""Cases: which surface or layer is compiled for which chip at which production shape, and the arrays it then takes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dsa_verify.compile.layers import LAYERS, PROVIDER, over_data, surface_of
 from dsa_verify.errors import ConfigError
-from dsa_verify.kernels.contract import SURFACES, Surface, surface_named
+from dsa_verify.kernels.contract import SURFACES, Surface
 from dsa_verify.shapes import ModelShape, align, shape_named
 
 SLICES = (16, 8)
@@ -29,7 +30,11 @@ _BATCHED = {"index_topk", "index_page_topk", "dense_mla", "sparse_mla_decode", "
 
 @dataclass(frozen=True)
 class Case:
-    """One surface of one provider at one shape for one chip. `context` and `page_size` are in tokens."""
+    """One surface of one provider at one shape for one chip, or a whole layer over a mesh of such chips.
+
+    `context` and `page_size` are in tokens. Of a layer the model is whole, and every other size that of one part of the
+    data (`layers.DATA`).
+    """
 
     provider: str
     surface: str
@@ -69,21 +74,22 @@ class Case:
     def arrays(self, pool_tokens: int = POOL_TOKENS) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of every array: caches and activations in bfloat16, head weights in float32."""
         lengths = self.lengths(pool_tokens)
-        return {
+        arrays = {
             name: (tuple(lengths[axis] for axis in axes), _dtype(name))
-            for name, axes in SURFACES[self.surface].arrays.items()
+            for name, axes in surface_of(self.surface).arrays.items()
         }
+        return over_data(arrays) if self.surface in LAYERS else arrays
 
     def statics(self) -> dict[str, object]:
         """What the surface takes as compile-time constants."""
         model = shape_named(self.model)
         known = {"sm_scale": model.sm_scale, "index_topk": model.index_topk, "convention": model.indexer}
-        return {name: known[name] for name in SURFACES[self.surface].statics}
+        return {name: known[name] for name in surface_of(self.surface).statics}
 
     def pool_bytes(self, pool_tokens: int = POOL_TOKENS) -> int:
-        """Bytes of the paged pool that the surface reads or writes."""
-        model = shape_named(self.model)
-        latent = "cache_kv" in SURFACES[self.surface].arrays
+        """Bytes of one device's paged pool that the surface reads or writes; of a layer's two, the smaller one."""
+        model, arrays = shape_named(self.model), surface_of(self.surface).arrays
+        latent = "index_cache" not in arrays
         return pool_tokens * (model.latent_width if latent else model.index_head_dim) * 2
 
 
@@ -119,16 +125,21 @@ def cases(plan: Plan) -> list[Case]:
     for size in (*plan.contexts, *plan.chunks):
         if size < 1 or size > POOL_TOKENS:
             raise ConfigError(f"a context or chunk of {size} tokens: expected 1 to {POOL_TOKENS}, the pool's size")
-    surfaces = [surface_named(name) for name in plan.surfaces] or list(SURFACES.values())
+    asked = [surface_of(name) for name in plan.surfaces]
     models = [device for name in plan.models for device in _per_device(name, plan.everything)]
     found: dict[tuple, Case] = {}
     for provider in plan.providers:
         for target in plan.targets:
-            for surface in surfaces:
+            for surface in asked or _all(provider):
                 for case in _of_surface(plan, surface, models, provider, target):
                     same = (provider, target, surface.name, *case.arrays().items(), *case.statics().items())
                     found.setdefault(same, case)
     return list(found.values())
+
+
+def _all(provider: str) -> list[Surface]:
+    """Everything that can be compiled of a provider; layers run one provider's kernels only."""
+    return [*SURFACES.values(), *(layer.surface for layer in LAYERS.values() if provider == PROVIDER)]
 
 
 def _per_device(name: str, everything: bool) -> list[ModelShape]:
@@ -149,6 +160,8 @@ def _of_surface(
         modes.append(("prefill", plan.chunks or sizes(CHUNKS)))
     if surface.decode_only or (plan.everything and surface.name in _BATCHED):
         modes.append(("decode", sizes(BATCHES)))
+    if surface.name in LAYERS:
+        models = list({name: shape_named(name) for name in (one.name.partition("-tp")[0] for one in models)}.values())
     for model in models:
         for mode, steps in modes:
             for tokens in steps:

@@ -23,15 +23,15 @@ def answer(case: Case, path: Path | None) -> Compiled:
     from dsa_verify.compile import compiler
 
     try:
-        device = compiler.device_of(case.target)
+        devices = compiler.devices_of(case)
     except Exception as error:
         return not_verified(case, "environment", f"libtpu cannot describe {case.target}: {_message(error)}")
     try:
-        kernel = compiler.kernel_of(case, path)
+        kernel = compiler.kernel_of(case, devices, path)
     except Exception as error:
         return not_verified(case, "broke", f"the kernel cannot be loaded: {_message(error)}")
     try:
-        done = judge(case, compiler.figures_of(case, kernel, device))
+        done = judge(case, compiler.figures_of(case, kernel, devices))
         return replace(done, message=done.message or CONVERTED.get((case.provider, case.surface), ""))
     except ContractError as error:
         return not_verified(case, "contract", _message(error))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from dsa_verify.compile.cases import Case
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
-from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.compile.layers import surface_of
 
 Verdict = Literal["accepted", "rejected", "not verified"]
 
@@ -110,7 +110,7 @@ def judge(case: Case, figures: Figures) -> Compiled:
             f"twice as large they grow by {size(figures.pool_growth)}"
         )
         return replace(done, verdict="rejected", cause="pool copy", message=reason)
-    if SURFACES[case.surface].writes and figures.outputs - figures.aliased >= pool:
+    if surface_of(case.surface).writes and figures.outputs - figures.aliased >= pool:
         reason = f"the paged pool ({size(pool)}) comes back in new memory, although its old memory was given away"
         return replace(done, verdict="rejected", cause="pool copy", message=reason)
     return done

@@ -19,6 +19,7 @@ from dsa_verify.compile import digest
 from dsa_verify.compile.cases import Case
 from dsa_verify.compile.chips import GIB
 from dsa_verify.compile.evidence import Compiled, from_document, not_verified, size
+from dsa_verify.compile.layers import LAYERS, PROVIDER
 from dsa_verify.kernels.contract import Provider
 
 NO_COMPILER = "libtpu is not installed, so nothing was compiled; pip install 'dsa-verify[tpu]'"
@@ -72,7 +73,9 @@ def run(
 
 
 def _one(case: Case, provider: Provider, settings: Settings, stop: threading.Event) -> Compiled:
-    if case.surface not in provider.kernels:
+    if case.surface in LAYERS and provider.name != PROVIDER:
+        return not_verified(case, "missing", f"layers run the kernels of {PROVIDER}, not of {provider.name}")
+    if case.surface not in (*provider.kernels, *LAYERS):
         reason = provider.missing.get(case.surface, f"{provider.name} has no {case.surface}")
         return not_verified(case, "missing", reason)
     if find_spec("libtpu") is None:

@@ -83,7 +83,7 @@ def parse(content: str, where: str) -> dict:
 def _untrusted(where: str, reason: str) -> GoldenError:
     return GoldenError(
         f"{where} {reason}. Restore it with `git checkout -- {where}`, or write it anew with "
-        f"`dsa-verify golden update`."
+        f"`dsa-verify golden update` (compiles.json: `dsa-verify compile --golden update`)."
     )
 
 

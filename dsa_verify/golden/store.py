@@ -65,13 +65,13 @@ def strays(folder: Path, wanted: Iterable[Name]) -> list[Path]:
     return sorted(p for p in (folder / RECORDS).rglob("*") if p.is_file() and p not in expected)
 
 
-def guard(folder: Path) -> None:
+def guard(folder: Path, part: str = RECORDS) -> None:
     """Raise `GoldenError` where records may not be changed: in CI, and where git has no copy of what is replaced."""
     if os.environ.get("CI"):
         raise GoldenError(
             "golden records are not updated in CI (the variable CI is set); update and review them by hand"
         )
-    command = ["git", "status", "--porcelain", "--untracked-files=all", "--", RECORDS]
+    command = ["git", "status", "--porcelain", "--untracked-files=all", "--", part]
     try:
         status = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -80,6 +80,6 @@ def guard(folder: Path) -> None:
     if changed := status.splitlines():
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise GoldenError(
-            f"{folder / RECORDS} has changes that are not committed ({changed[0].strip()}{more}); commit or "
+            f"{folder / part} has changes that are not committed ({changed[0].strip()}{more}); commit or "
             f"discard them, so that the update can be reviewed alone"
         )

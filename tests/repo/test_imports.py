@@ -23,7 +23,7 @@ ALLOWED = {
     "checks": {"numpy", "scipy", "batch"},
     "kernels": {"numpy", "ml_dtypes", "jax", "sgl_jax", "tpu_inference", "batch"},
     "runtime": {"numpy", "jax"},
-    "compile": {"numpy", "jax", "kernels", "workers"},
+    "compile": {"numpy", "jax", "backend", "config", "kernels", "workers"},
     "config": set(),
     "backend": {"jax", "kernels", "config"},
     "model": {"numpy", "jax", "ml_dtypes", "kernels", "backend", "config", "engine", "safetensors"},

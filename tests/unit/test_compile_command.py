@@ -15,6 +15,7 @@ from dsa_verify.compile import digest, foreign, run
 from dsa_verify.compile.cases import Case, Plan, cases
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.evidence import Figures, judge, refused
+from dsa_verify.compile.layers import DATA, LAYERS
 from dsa_verify.errors import ConfigError
 from dsa_verify.kernels.contract import SURFACES, check_call
 from dsa_verify.kernels.providers import layout, load_provider
@@ -93,7 +94,7 @@ def test_without_the_compiler_nothing_is_verified_and_the_reason_is_told(monkeyp
     result = CliRunner().invoke(compile_kernels, ["--target", "v6e", "--no-cache", "--json"])
     document = json.loads(result.stdout)
     assert result.exit_code == 4
-    assert document["counts"] == {"accepted": 0, "rejected": 0, "not_verified": len(SURFACES)}
+    assert document["counts"] == {"accepted": 0, "rejected": 0, "not_verified": len(SURFACES) + len(LAYERS)}
     assert {entry["message"] for entry in document["cases"]} == {run.NO_COMPILER}
     assert {"provider", "surface", "shape", "target", "verdict", "hbm_temp_bytes", "vmem_bytes", "seconds"} <= set(
         document["cases"][0]
@@ -107,8 +108,26 @@ def test_a_surface_that_the_provider_lacks_is_not_verified_for_its_own_reason():
 
 def test_the_default_set_has_each_surface_once_a_target():
     planned = cases(Plan())
-    assert len(planned) == len(SURFACES) * len(CHIPS)
-    assert {(case.surface, case.target) for case in planned} == {(s, t) for s in SURFACES for t in CHIPS}
+    everything = (*SURFACES, *LAYERS)
+    assert len(planned) == len(everything) * len(CHIPS)
+    assert {(case.surface, case.target) for case in planned} == {(s, t) for s in everything for t in CHIPS}
+
+
+def test_layers_are_planned_for_the_kernels_that_they_run_alone():
+    planned = cases(Plan(providers=("jnp",)))
+    assert {case.surface for case in planned} == set(SURFACES)
+    (asked,) = cases(Plan(providers=("jnp",), surfaces=("layer_decode",), targets=("v6e",)))
+    done = compiled(asked, run.Settings())
+    assert (done.verdict, done.message) == ("not verified", "layers run the kernels of builtin, not of jnp")
+
+
+def test_a_layer_takes_both_parts_of_the_data_and_all_heads_of_the_model():
+    (case,) = cases(Plan(surfaces=("layer_prefill",), targets=("v6e",), models=("glm-5.2-tp16",)))
+    arrays = case.arrays()
+    assert arrays["ql_nope"] == ((DATA * 4096, 64, 512), "bfloat16")
+    assert arrays["cu_q_lens"] == ((DATA * 9,), "int32")
+    assert arrays["cache_kv"][0][0] == DATA * 2**20 // 64
+    assert case.pool_bytes() == 2**20 * 128 * 2, "the smaller of both pools"
 
 
 def test_every_case_of_the_full_set_is_a_call_that_the_contract_allows_and_none_is_there_twice():
@@ -121,7 +140,8 @@ def test_every_case_of_the_full_set_is_a_call_that_the_contract_allows_and_none_
     for case in planned:
         arrays = case.arrays()
         given = {name: Array(*array) for name, array in arrays.items()}
-        check_call(SURFACES[case.surface], given, case.statics())
+        if case.surface in SURFACES:
+            check_call(SURFACES[case.surface], given, case.statics())
         seen.add((case.surface, *arrays.items(), *case.statics().items()))
     assert len(seen) == len(planned)
     assert {case.context for case in planned} == {8_192, 32_768, 131_072}
