@@ -1,10 +1,14 @@
 """Traffic: a kernel copies no page of the pool more often than it promises, and no page that nobody needs."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.evidence import Evidence, Verdict
 
+_POOLS = ("cache_kv", "index_cache")
 TILE = 16
 """Rows of the smallest piece of a pool that a DMA can move, whatever the dtype."""
 
@@ -41,10 +45,45 @@ def judge(evidence: Evidence) -> Verdict:
     )
 
 
-def needed_pages(evidence: Evidence, query_block: int) -> np.ndarray:
-    """i[blocks, seqs]: distinct pages of each sequence that the tokens of each block need."""
+@dataclass(frozen=True)
+class Moved:
+    """Bytes between HBM and a core in one call, both ways, and what they are held against.
+
+    least: the step's own operands and results once, each page that a block of queries needs once, and the new rows.
+    dense: the same with every causal page.
+    """
+
+    bytes: int
+    least: int
+    dense: int
+
+
+def moved(evidence: Evidence, operands: Iterable[str]) -> Moved | None:
+    """What a kernel's copies moved; None on a device, which counts none, and without a result.
+
+    operands: names of the arrays that the surface takes. A block is that of `Promise.query_block`, one query where
+    nothing is promised.
+    """
+    run, batch = evidence.base, evidence.batch
+    if run.outputs is None or run.traffic is None:
+        return None
+    block = evidence.promise.query_block or 1
+    pool = batch.index_cache if evidence.expected.selection is not None else batch.cache_kv
+    row = pool.shape[-1] * pool.dtype.itemsize
+    writes = evidence.expected.cache_kv is not None or evidence.expected.keys is not None
+    arrays = [batch.operand(name) for name in operands if name not in _POOLS]
+    arrays += [output for name, output in run.outputs.items() if name not in _POOLS]
+    once = sum(array.nbytes for array in arrays) + (row * int(batch.real.sum()) if writes else 0)
+    least, dense = (
+        once + row * batch.page_size * int(needed_pages(evidence, block, dense=which).sum()) for which in (False, True)
+    )
+    return Moved(sum(one.bytes for one in run.traffic if "hbm" in (one.source, one.destination)), least, dense)
+
+
+def needed_pages(evidence: Evidence, query_block: int, dense: bool = False) -> np.ndarray:
+    """i[blocks, seqs]: distinct pages of each sequence that the tokens of each block need, or, dense, could need."""
     batch = evidence.batch
-    needs = _needs(evidence)
+    needs = _causal(batch) if dense and evidence.reads != "nothing" else _needs(evidence)
     blocks = -(-batch.tokens // query_block)
     found = np.zeros((blocks, batch.seqs), int)
     for block in range(blocks):
@@ -61,9 +100,8 @@ def written_tiles(batch: Batch) -> int:
 
 def _needs(evidence: Evidence) -> np.ndarray:
     """bool[tokens, pages_per_seq]: the pages that each token reads: what it selected, or all that are causal."""
-    batch, needs = evidence.batch, np.zeros((evidence.batch.tokens, evidence.batch.page_table.shape[1]), bool)
-    last = np.where(batch.real, batch.positions // batch.page_size, -1)
-    causal = np.arange(needs.shape[1]) <= last[:, None]
+    batch, causal = evidence.batch, _causal(evidence.batch)
+    needs = np.zeros_like(causal)
     if evidence.reads == "causal":
         return causal
     if evidence.reads == "nothing":
@@ -71,5 +109,11 @@ def _needs(evidence: Evidence) -> np.ndarray:
     rows, columns = np.nonzero(batch.topk_pages >= 0)
     needs[rows, batch.topk_pages[rows, columns]] = True
     if evidence.reads == "selected and own":
-        needs |= np.arange(needs.shape[1]) == last[:, None]
+        needs |= causal & ~np.pad(causal[:, 1:], ((0, 0), (0, 1)))
     return needs & causal
+
+
+def _causal(batch: Batch) -> np.ndarray:
+    """bool[tokens, pages_per_seq]: the pages up to that of the token itself; none for padding."""
+    last = np.where(batch.real, batch.positions // batch.page_size, -1)
+    return np.arange(batch.page_table.shape[1]) <= last[:, None]

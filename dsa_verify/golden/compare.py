@@ -173,6 +173,28 @@ def provider_differences(name: str, stored: Any, found: Any) -> Iterator[Differe
         yield from _mapping(f"{name} promises", stored["promise"], found["promise"])
         for metric in sorted({*stored["share"], *found["share"]}):
             yield from _metric(name, metric, stored["share"].get(metric), found["share"].get(metric))
+        yield from _moved(name, stored.get("moved"), found.get("moved"))
+
+
+def _moved(
+    provider: str, stored: Mapping[str, float] | None, found: Mapping[str, float] | None
+) -> Iterator[Difference]:
+    """Bytes are counted, not measured: any more is a drift. A device counts none and is held against nothing."""
+    if found is None:
+        return
+    if stored is None:
+        yield Difference(f"{provider} moves", "nothing recorded", _bytes(found), kind="new")
+    elif found["bytes"] != stored["bytes"]:
+        kind: Kind = "drift" if found["bytes"] > stored["bytes"] else "better"
+        yield Difference(f"{provider} moves", _bytes(stored), _bytes(found), kind=kind)
+
+
+def _bytes(moved: Mapping[str, float]) -> str:
+    ratios = [f"{moved[name]:.3g} times {what}" for name, what in _AGAINST.items() if name in moved]
+    return f"{moved['bytes']:,} bytes" + (f" ({', '.join(ratios)})" if ratios else "")
+
+
+_AGAINST = {"least": "the least possible", "dense": "dense"}
 
 
 def _entry(entry: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A record's provider part: the kernel's base run judged, and how much of each budget it used."""
+"""A record's provider part: the kernel's base run judged, the budget it used, the bytes it moved."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ from dsa_verify.checks import CHECKS, checks_for
 from dsa_verify.checks.cache import key_shares
 from dsa_verify.checks.parity import shares_of
 from dsa_verify.checks.selection import chosen_by
+from dsa_verify.checks.traffic import moved
 from dsa_verify.errors import NotSimulated, ProviderError
 from dsa_verify.evidence import Evidence, Promise, Result, Verdict
 from dsa_verify.golden.fingerprint import number
@@ -40,16 +41,31 @@ def measure(surface: Surface, provider: Provider, scenario: Scenario) -> tuple[R
             verdicts = dict.fromkeys(names, Verdict.not_verified(evidence))
         else:
             verdicts = {name: CHECKS[name].judge(evidence) for name in names}
-            entry = _entry(evidence)
+            entry = _entry(evidence, surface)
     results = [Result(provider.name, surface.name, scenario.name, name, v) for name, v in verdicts.items()]
     results[0] = replace(results[0], extra={MEASURED: entry})
     return tuple(results)
 
 
-def _entry(evidence: Evidence) -> dict[str, object]:
+def _entry(evidence: Evidence, surface: Surface) -> dict[str, object]:
     default = asdict(Promise())
     promise = {name: value for name, value in asdict(evidence.promise).items() if value != default[name]}
-    return {"promise": promise, "share": _shares(evidence)}
+    return {"promise": promise, "share": _shares(evidence), **_moved(evidence, surface)}
+
+
+def _moved(evidence: Evidence, surface: Surface) -> dict[str, object]:
+    """Bytes that the kernel's copies moved, also in units of the least possible and of what dense attention would.
+
+    Nothing of kernels without copies of their own, and nothing on a device. A whole indexer has no least: XLA moves the
+    operands of its projections, uncounted.
+    """
+    found = moved(evidence, surface.arrays)
+    if found is None or not (found.bytes or evidence.promise.query_block):
+        return {}
+    if evidence.expected.keys is not None:
+        return {"moved": {"bytes": found.bytes}}
+    ratios = {name: number(found.bytes / due, 3) for name in ("least", "dense") if (due := getattr(found, name))}
+    return {"moved": {"bytes": found.bytes, **ratios}}
 
 
 def _shares(evidence: Evidence) -> dict[str, float]:

@@ -32,6 +32,7 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in record.get("providers", {}).items():
         yield from _table(f"provider {name}", entry.get("share", entry))
         yield from _table(f"provider {name} promises", entry.get("promise", {}))
+        yield from _table(f"provider {name} moves", entry.get("moved", {}))
     yield from _table("provenance (not compared)", record["provenance"])
 
 

@@ -20,6 +20,7 @@ from dsa_verify.golden import canonical, measure, review, store
 from dsa_verify.golden.compare import differences, grown, provider_differences
 from dsa_verify.golden.fingerprint import fingerprint, signs
 from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.mutants.table import MUTANTS
 from dsa_verify.verify import batch_of
 
 pytest_plugins = ["pytester"]
@@ -269,6 +270,37 @@ def test_eroded_metric_fails_and_a_better_one_is_only_written():
     assert (worse.kind, worse.field, worse.expected, worse.found) == ("drift", "jnp element", "0.4", "0.8")
     (better,) = provider_differences("jnp", METRICS, {**METRICS, "share": {"element": 0.2, "rms": 0.1}})
     assert better.kind == "better"
+
+
+def test_bytes_moved_in_vain_are_a_drift_and_saved_ones_are_only_written():
+    mutant = MUTANTS["pages-behind-the-block"]
+
+    def entry(provider):
+        results = measure.measure(SURFACES[mutant.surface], provider, SCENARIOS[mutant.scenario])
+        return results[0].extra[measure.MEASURED]
+
+    right, wasteful = entry(suite.load("builtin")), entry(mutant.load())
+    assert 1.0 <= right["moved"]["least"] < wasteful["moved"]["least"]
+    (worse,) = provider_differences("builtin", right, wasteful)
+    assert (worse.kind, worse.field) == ("drift", "builtin moves") and "times the least possible" in worse.found
+    (better,) = provider_differences("builtin", wasteful, right)
+    assert better.kind == "better"
+    (new,) = provider_differences("builtin", {**right, "moved": None}, right)
+    assert new.kind == "new"
+
+
+def test_sparse_attention_moves_less_than_dense_would():
+    """Three of eight pages a token: less than half of what dense would move, and little more than must be."""
+    results = measure.measure(
+        SURFACES["sparse_mla_prefill"], suite.load("builtin"), SCENARIOS["single-extend-p64-bf16"]
+    )
+    moved = results[0].extra[measure.MEASURED]["moved"]
+    assert moved["dense"] < 0.5 <= 1.0 <= moved["least"] < 1.5
+
+
+def test_a_device_counts_no_bytes_and_is_not_held_against_them():
+    counted = {**METRICS, "moved": {"bytes": 10, "least": 1.0}}
+    assert list(provider_differences("builtin", counted, METRICS)) == []
 
 
 def test_changed_promise_and_lost_kernel_fail():
