@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import stats
 
 from dsa_verify.gates.bounds import p_above, p_below
 from dsa_verify.gates.rule import Levels, Rule, harms, passes, suspects
@@ -19,7 +20,9 @@ BOUND_SHAPES: dict[str, Draw] = {
     "0 or 1": zero_or_one,
     "0 or 1, losses only": losses_only,
 }
-BOUND_SIZES, BOUND_MARGINS = (30, 60, 100, 200, 500), (0.05, 0.10)
+BOUND_SIZES, BOUND_MARGINS = (30, 60, 100, 150, 200, 500), (0.05, 0.10)
+BOUND_RUNS = 5
+"""Times as many simulations of one task's bounds: their sizes are held against 0.055."""
 _CHUNK = 250
 """Simulations at a time: memory stays below 100 MB."""
 
@@ -85,8 +88,30 @@ def sequential(truth: Truth, rule: Rule, plan: Plan) -> Rates:
     return Rates(*(float(total) / plan.simulations for total in (passed, failed, asked)))
 
 
+def most(truth: Truth, rule: Rule, plan: Plan) -> tuple[float, float]:
+    """How often the macro mean's bound, and with it every group's, would pass if the variances were known.
+
+    No demand on single tasks, no estimated variance, exact level: no rule that demands these bounds passes more.
+    """
+    means = np.concatenate(
+        [[one.moments.mean for _, one in _draw(truth, rng, number)] for rng, number in plan.chunks("most", truth.name)],
+        axis=-1,
+    )
+    variances, names = means.var(-1), list(TASKS)
+
+    def shown(places: Sequence[int], margin: float) -> np.ndarray:
+        error = np.sqrt(variances[list(places)].sum()) / len(places)
+        return means[list(places)].mean(0) + margin >= stats.norm.isf(rule.alpha) * error
+
+    macro = shown(range(len(names)), rule.macro_margin)
+    groups = dict.fromkeys(task.group for task in TASKS.values())
+    low = [shown([n for n, name in enumerate(names) if TASKS[name].group == g], rule.group_margin) for g in groups]
+    return float(macro.mean()), float((macro & np.array(low).all(0)).mean())
+
+
 def bound_sizes(plan: Plan) -> list[Size]:
     """The size of one task's bounds where the truth is the margin, for every shape and number of documents."""
+    plan = replace(plan, simulations=BOUND_RUNS * plan.simulations)
     return [
         _size(shape, documents, margin, plan)
         for shape in BOUND_SHAPES

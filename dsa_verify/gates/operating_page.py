@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsa_verify.gates.operating import MACRO_MARGINS, Plan, Rates, Size, bound_sizes, fixed, sequential
+from dsa_verify.gates.operating import (
+    BOUND_RUNS,
+    MACRO_MARGINS,
+    Plan,
+    Rates,
+    Size,
+    bound_sizes,
+    fixed,
+    most,
+    sequential,
+)
 from dsa_verify.gates.rule import Rule
 from dsa_verify.gates.truths import DISCORDANCE, MOVING, ROUGE_SD, TRUTHS, Truth
 
@@ -43,7 +53,7 @@ def page(plan: Plan) -> str:
         rule=f"The rule: alpha {rule.alpha}, group margin {rule.group_margin}, task margin {rule.task_margin}, task "
         f"limit {rule.task_limit}, veto {rule.veto_alpha}",
     )
-    parts = (head, _whole(plan), _looks(plan), _bounds(bound_sizes(plan)))
+    parts = (head, _whole(plan), _most(plan), _looks(plan), _bounds(bound_sizes(plan)))
     return "\n".join(parts)
 
 
@@ -57,6 +67,14 @@ def _whole(plan: Plan) -> str:
     head = ["truth", *(f"macro margin {margin:.3f}" for margin in MACRO_MARGINS), "0.015, single tasks free"]
     body = [[name, *map(_three, rates)] for name, rates in rows]
     return "## The whole rule: PASS / FAIL / INCONCLUSIVE\n\n" + _table(head, body)
+
+
+def _most(plan: Plan) -> str:
+    found = [(truth.name, most(truth, Rule(), plan)) for truth in SEQUENTIAL[:3]]
+    rows = [[name, *(f"{share:.3f}" for share in shares)] for name, shares in found]
+    return "## The most that bounds of this level can pass: variances known, macro margin 0.015\n\n" + _table(
+        ["truth", "macro mean alone", "macro mean and every group"], rows
+    )
 
 
 def _looks(plan: Plan) -> str:
@@ -76,7 +94,8 @@ def _bounds(sizes: Sequence[Size]) -> str:
         for one in sizes
     ]
     head = ["scores", "documents", "margin", "size of PASS", "size of FAIL", "power at no loss"]
-    return "## One task's bounds where the truth is the margin\n\n" + _table(head, rows)
+    runs = f"{BOUND_RUNS} times as many simulations.\n\n"
+    return "## One task's bounds where the truth is the margin\n\n" + runs + _table(head, rows)
 
 
 def _three(rates: Rates) -> str:

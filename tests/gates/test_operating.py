@@ -17,9 +17,8 @@ from dsa_verify.gates.rule import Rule
 PAGE = Path(__file__).parents[2] / "docs" / "gate-operating.md"
 TEXT = PAGE.read_text("utf-8")
 SIMULATIONS = int(re.findall(r"--simulations (\d+)", TEXT)[0])
-LEVEL, LEVEL_AT_LARGE = 0.055, 0.06
-"""The target is 0.05; what terms of order 1/n and two standard errors of the simulation (0.003) may add. Such terms are
-largest where the normal approximation begins, at 100 documents."""
+LEVEL = 0.055
+"""The target is 0.05; what terms of order 1/n and two standard errors of the simulation may add."""
 
 
 def rows(heading: str) -> dict[str, list[list[float]]]:
@@ -34,7 +33,7 @@ def rows(heading: str) -> dict[str, list[list[float]]]:
     return found
 
 
-WHOLE, LOOKS = rows("## The whole rule"), rows("## With looks")
+WHOLE, LOOKS, MOST = rows("## The whole rule"), rows("## With looks"), rows("## The most")
 
 
 def bounds_table() -> list[tuple[str, int, float, float, float, float]]:
@@ -50,7 +49,8 @@ def at_default(truth: str) -> list[float]:
 def test_the_table_has_simulations_enough_and_all_its_rows():
     assert SIMULATIONS >= 2000
     assert set(WHOLE) == {truth.name for truth in truths.TRUTHS} | {"uniform at the margin"}
-    assert len(bounds_table()) == 4 * 5 * 2
+    assert len(bounds_table()) == 4 * 6 * 2
+    assert LARGE in {documents for _, documents, *_ in bounds_table()}, "where the approximation begins"
 
 
 def test_at_each_macro_margin_the_rule_passes_and_fails_at_most_at_its_level():
@@ -66,12 +66,20 @@ def test_stopping_early_costs_no_level():
 
 def test_every_bound_holds_its_level_for_every_shape_and_size():
     for shape, documents, margin, passed, failed, _ in bounds_table():
-        assert max(passed, failed) <= (LEVEL_AT_LARGE if documents == LARGE else LEVEL), (shape, documents, margin)
+        assert max(passed, failed) <= LEVEL, (shape, documents, margin)
 
 
 def test_no_loss_passes():
     assert at_default("no loss")[0] >= 0.96 and at_default("no loss")[1] <= 0.001
     assert at_default("uniform -.005")[0] >= 0.79
+
+
+def test_the_rule_passes_nearly_as_much_as_bounds_of_its_level_can():
+    """The demands on single tasks and the estimated variances cost no more than two points of PASS."""
+    for truth in ("no loss", "uniform -.005"):
+        (macro,), (groups,) = MOST[truth]
+        assert at_default(truth)[0] <= groups <= macro
+        assert groups - at_default(truth)[0] <= 0.02
 
 
 def test_harm_fails():
@@ -112,7 +120,7 @@ def test_a_rerun_with_another_seed_finds_the_committed_numbers():
 
 
 def test_a_rerun_of_the_bounds_finds_the_committed_sizes():
-    for size, committed in zip(bound_sizes(Plan(200, 1)), bounds_table(), strict=True):
+    for size, committed in zip(bound_sizes(Plan(40, 1)), bounds_table(), strict=True):
         assert (size.shape, size.documents, size.margin) == committed[:3]
         for found, expected in zip((size.passed, size.failed, size.power), committed[3:], strict=True):
             assert agrees(found, expected, 200), committed

@@ -113,7 +113,7 @@ def test_no_data_pass_and_too_few_clusters_show_nothing():
         ([paired(some(200))], "skewed"),
         ([paired(some(60))], "betting"),
         ([paired(np.r_[some(9), np.zeros(300)])], "counting"),
-        ([binary(20, 20, 60), binary(20, 20, 60)], "skewed"),
+        ([binary(20, 20, 80), binary(20, 20, 80)], "skewed"),
         ([paired(np.full(200, -0.04))], "betting"),
     ],
 )
