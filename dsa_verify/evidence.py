@@ -188,12 +188,42 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class HeatmapRow:
+    """One query token: its place (request -1 is padding), one character a cell, and in words what is wrong with it."""
+
+    request: int
+    position: int
+    cells: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """Where a rejection lies: some of the faulty query tokens against positions, pages or heads.
+
+    kind: what cells tell; see `dsa_verify.checks.heatmap` for the characters of each kind.
+    column: what a column stands for: `position`, `page` or `head`; `width` of these are one cell.
+    faulty, queries: how many query tokens are faulty, of how many; `rows` has the first and last faulty one and some
+      between.
+    """
+
+    kind: Literal["selection", "share"]
+    column: str
+    width: int
+    faulty: int
+    queries: int
+    rows: tuple[HeatmapRow, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What a check decided. `share` is the largest share of its error budget that was used, if it has one."""
+    """What a check decided. `share` is the largest share of its error budget that was used, if it has one; `heatmap`
+    shows where a rejection lies, if it can be shown."""
 
     status: Status
     reason: str = ""
     share: float | None = None
+    heatmap: Heatmap | None = None
 
     @classmethod
     def accepted(cls, share: float | None = None) -> "Verdict":

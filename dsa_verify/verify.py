@@ -57,7 +57,7 @@ def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple
     if isinstance(evidence, str):
         return dict.fromkeys(names, Verdict.not_verified(evidence))
     asked = (name for name in names if CHECKS[name].variant is None or name in evidence.reruns)
-    return {name: CHECKS[name].judge(evidence) for name in asked if CHECKS[name].promised(evidence.promise)}
+    return {name: CHECKS[name].verdict(evidence) for name in asked if CHECKS[name].promised(evidence.promise)}
 
 
 def batch_of(scenario: Scenario) -> Batch:

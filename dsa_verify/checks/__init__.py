@@ -1,13 +1,13 @@
 """The demands, one file each; a check looks at evidence and returns a verdict."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.variants import Variant
-from dsa_verify.checks import cache, determinism, isolation, parity, races, selection, traffic
+from dsa_verify.checks import cache, determinism, heatmap, isolation, parity, races, selection, traffic
 from dsa_verify.checks.invariance import INVARIANCES, invariances_for
-from dsa_verify.evidence import Evidence, Promise, Verdict
+from dsa_verify.evidence import Evidence, Heatmap, Promise, Verdict
 
 __all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
 
@@ -17,19 +17,27 @@ class Check:
     """A demand: how it judges, and what it looks at beside the base run: named runs, or a variant of the batch.
 
     A variant that a batch does not have (a single request has no other order) is None; the check is not made then, nor
-    where a kernel has not `promised` what it demands.
+    where a kernel has not `promised` what it demands. `shown` says where a rejection lies, where that can be drawn.
     """
 
     judge: Callable[[Evidence], Verdict]
     runs: tuple[str, ...] = ()
     variant: Callable[[Batch], Variant | None] | None = None
     promised: Callable[[Promise], bool] = lambda promise: True
+    shown: Callable[[Evidence], Heatmap | None] | None = None
+
+    def verdict(self, evidence: Evidence) -> Verdict:
+        """Judge, and show where a rejection lies."""
+        verdict = self.judge(evidence)
+        if verdict.status == "rejected" and self.shown is not None:
+            return replace(verdict, heatmap=self.shown(evidence))
+        return verdict
 
 
 CHECKS: dict[str, Check] = {
     "races": Check(races.judge, ("eager",)),
-    "parity": Check(parity.judge),
-    "selection": Check(selection.judge),
+    "parity": Check(parity.judge, shown=heatmap.of_shares),
+    "selection": Check(selection.judge, shown=heatmap.of_selection),
     "cache": Check(cache.judge),
     "isolation": Check(isolation.judge, ("dirty",)),
     "determinism": Check(determinism.judge, ("again",)),

@@ -103,17 +103,24 @@ def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise)
 
 def _disordered_zeros(batch: Batch, mine: np.ndarray, exact: Selection) -> str | None:
     """Scores without a single product that is not zero are 0 in every dtype: the lowest of them come first."""
-    zero = (exact.magnitude == 0.0) & (exact.value > -np.inf)
-    due = zero & (np.cumsum(zero, axis=1) <= (mine & zero).sum(axis=1, keepdims=True))
-    rows = np.flatnonzero((due & ~mine).any(axis=1))
+    due, undue = zeros_out_of_order(mine, exact)
+    rows = np.flatnonzero(due.any(axis=1))
     if not len(rows):
         return None
     row = int(rows[0])
-    extra, missed = np.flatnonzero(mine[row] & zero[row] & ~due[row]), np.flatnonzero(due[row] & ~mine[row])
+    extra, missed = np.flatnonzero(undue[row]), np.flatnonzero(due[row])
     return (
         f"{describe.token(batch, row)} keeps {extra.tolist()} where {missed.tolist()} are due: the scores of both are "
         f"exactly 0, and ties go to the lowest position; {describe.spread(batch, rows)}"
     )
+
+
+def zeros_out_of_order(mine: np.ndarray, exact: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """bool[tokens, candidates] twice: of the candidates whose score is exactly 0, those that are due in the place of
+    chosen ones because they are lower, and these. `mine`: which are chosen."""
+    zero = (exact.magnitude == 0.0) & (exact.value > -np.inf)
+    due = zero & (np.cumsum(zero, axis=1) <= (mine & zero).sum(axis=1, keepdims=True))
+    return due & ~mine, mine & zero & ~due
 
 
 def _judge_scores(batch: Batch, chosen: np.ndarray, told: np.ndarray, exact: Selection, promise: Promise) -> Verdict:

@@ -79,13 +79,13 @@ def keep(outcome, page: Path | None, history: Path | None) -> None:
         write_page(outcome, page, history)
 
 
-def write_page(outcome, page: Path, history: Path | None) -> None:
+def write_page(outcome, page: Path, history: Path | None, parts=()) -> None:
     """Write the page of a run, and say so on stderr. Raises `ConfigError`."""
     from dsa_verify.errors import ConfigError
     from dsa_verify.report.page import page as text_of
 
     try:
-        page.write_text(text_of(outcome, history), "utf-8")
+        page.write_text(text_of(outcome, history, parts), "utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {page}: {error}; name another file") from error
     click.echo(f"dsa-verify: wrote {page}", err=True)
@@ -95,11 +95,31 @@ def write_page(outcome, page: Path, history: Path | None) -> None:
 @click.argument("document", type=_FILE, metavar="RUN.json")
 @click.option("-o", "--output", type=_OUT, metavar="FILE", required=True, help="The page to write.")
 @click.option("--history", type=_FILE, metavar="FILE", help="Says since when each check is rejected.")
-def html(document: Path, output: Path, history: Path | None) -> None:
+@click.option("--mutants", type=_FILE, metavar="FILE", help="Adds a campaign: as `mutants --json` prints it.")
+@click.option("--compile", "compiles", type=_FILE, metavar="FILE", help="Adds compiles: as `compile --json` prints it.")
+@click.option("--gate", type=_FILE, metavar="FILE", help="Adds a gate: its --json document, gate.json of --report.")
+def html(
+    document: Path, output: Path, history: Path | None, mutants: Path | None, compiles: Path | None, gate: Path | None
+) -> None:
     """Make one HTML page of a run that needs no other file, no network and no script."""
     from dsa_verify.report.reading import read
 
-    write_page(read(document), output, history)
+    write_page(read(document), output, history, _parts(mutants, compiles, gate))
+
+
+def _parts(mutants: Path | None, compiles: Path | None, gate: Path | None) -> list:
+    """What other commands found, with their own words for it. Raises `ConfigError`."""
+    from dsa_verify.compile.chips import CHIPS
+    from dsa_verify.mutants.kinds import title
+    from dsa_verify.report import parts
+
+    budgets = {chip.name: (chip.hbm_bytes, chip.vmem_bytes) for chip in CHIPS.values()}
+    found = [
+        mutants and parts.mutants(mutants, title),
+        compiles and parts.compiles(compiles, budgets),
+        gate and parts.gate(gate),
+    ]
+    return [part for part in found if part is not None]
 
 
 @report.command()

@@ -111,8 +111,11 @@ def _record(result: Result) -> dict[str, object]:
 
 
 def _more(result: Result) -> dict[str, object]:
-    """What only some results have: the known failure that forgave a rejection and what was found, a traceback."""
+    """What only some results have: the known failure that forgave a rejection and what was found, a traceback, where a
+    rejection lies."""
     more: dict[str, object] = {key: result.extra[key] for key in ("found", "broke") if key in result.extra}
     if isinstance(entry := result.extra.get("known"), KnownFailure):
         more["known"] = entry.id
+    if result.verdict.heatmap is not None:
+        more["heatmap"] = asdict(result.verdict.heatmap)
     return more

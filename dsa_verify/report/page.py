@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,12 +11,16 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Result
 from dsa_verify.kernels.contract import SURFACES
 from dsa_verify.known import stale_message
+from dsa_verify.report import heatmap, summary
 from dsa_verify.report import history as histories
-from dsa_verify.report import trend
 from dsa_verify.report.outcome import STATUSES, Exit, Outcome
+from dsa_verify.report.parts import PARTS, Part
+from dsa_verify.report.rejections import Rejection, rejections, since
 
 MOST = 300
 """Rejections that are spelled out; a browser on a phone still scrolls them, and the JSON document has all."""
+DRAWN = 60
+"""Of these, how many are drawn: the largest heatmap is some 100 KB of paths, and the first ones show the pattern."""
 SAID = {
     Exit.ACCEPTED: "accepted",
     Exit.REJECTED: "rejected",
@@ -46,49 +49,49 @@ class Share:
     share: float
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """A rejected case: checks that said the same of it, and since when."""
-
-    provider: str
-    surface: str
-    scenario: str
-    checks: str
-    reason: str
-    reproduce: str
-    since: str
-
-
 def require() -> None:
     """Raises `ConfigError` where the template engine is not installed."""
     if find_spec("jinja2") is None:
         raise ConfigError("a page needs the package jinja2; pip install 'dsa-verify[gate]'")
 
 
-def page(outcome: Outcome, history: Path | None = None) -> str:
-    """The page. history: a file of `dsa_verify.report.history`, for since when. Raises `ConfigError`."""
-    require()
-    from jinja2 import Environment, StrictUndefined
+def page(outcome: Outcome, history: Path | None = None, parts: Sequence[Part] = ()) -> str:
+    """The page. history: a file of `dsa_verify.report.history`, for since when; parts: what other commands found.
 
-    text = (resources.files("dsa_verify.report") / "page.html.j2").read_text("utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(text)
+    Raises `ConfigError`.
+    """
+    require()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("dsa_verify.report", ".")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["share"] = lambda share: f"{share:.2f}" if 0.005 <= share < 100 else f"{share:.1e}" if share else "0"
     rejected = list(rejections(outcome.results, since(history)))
-    return template.render(
+    broken = summary.broken(rejected, outcome.results)
+    return pages.get_template("page.html.j2").render(
         verdict=SAID[outcome.exit_code],
         counts=outcome.counts,
         cases=len({(result.provider, result.surface, result.scenario) for result in outcome.results}),
+        broken=broken[: summary.MOST],
+        more_broken=max(0, len(broken) - summary.MOST),
         matrices=[_matrix(outcome, provider) for provider in dict.fromkeys(r.provider for r in outcome.results)],
         shares=_shares(outcome.results),
-        rejections=rejected[:MOST],
+        rejections=[(one, _drawing(one, at)) for at, one in enumerate(rejected[:MOST])],
         more=max(0, len(rejected) - MOST),
         stale=[stale_message(entry) for entry in outcome.stale],
         not_verified=not_verified(outcome.results),
         known=[(entry, results, results[0].extra.get("found", "")) for entry, results in outcome.known.items()],
         history=history is not None,
+        parts=parts,
+        absent=[name for name in PARTS if name not in {part.name for part in parts}],
         provenance=histories.flat(outcome.provenance),
         command=outcome.command,
         seconds=outcome.seconds,
     )
+
+
+def _drawing(one: Rejection, at: int) -> heatmap.Drawing | None:
+    return None if one.heatmap is None or at >= DRAWN else heatmap.draw(one.heatmap)
 
 
 def family(scenario: str) -> str:
@@ -137,33 +140,6 @@ def _shares(results: Sequence[Result]) -> list[Share]:
         if share is not None and (key not in worst or share > worst[key].share):
             worst[key] = Share(*key, result.scenario, share)
     return sorted(worst.values(), key=lambda one: -one.share)
-
-
-def since(history: Path | None) -> dict[histories.Place, trend.Fall]:
-    """What the history says of each check that its last run rejected; nothing without a history."""
-    if history is None:
-        return {}
-    return {line[0]: one for line in histories.lines(history) if (one := trend.fall(line))}
-
-
-def rejections(results: Sequence[Result], falls: dict[histories.Place, trend.Fall]) -> Iterable[Rejection]:
-    """Each once a case: checks that reject with the same words and since the same run stand together."""
-    grouped: dict[tuple[str, ...], list[Result]] = {}
-    for one in results:
-        if one.verdict.status == "rejected":
-            told = _words(falls.get(histories.Place(one.provider, one.surface, one.scenario, one.check)))
-            key = (one.provider, one.surface, one.scenario, one.verdict.reason, told)
-            grouped.setdefault(key, []).append(one)
-    for (provider, surface, scenario, reason, told), some in grouped.items():
-        checks = ", ".join(one.check for one in some)
-        yield Rejection(provider, surface, scenario, checks, reason, some[0].reproduce, told)
-
-
-def _words(fall: trend.Fall | None) -> str:
-    if fall is None:
-        return "new: the last run of the history does not reject it"
-    good = f"last accepted in {fall.last_good}" if fall.last_good else "never accepted in the history"
-    return f"rejected since {fall.first_bad}; {good}"
 
 
 def not_verified(results: Sequence[Result]) -> list[tuple[str, int, str]]:

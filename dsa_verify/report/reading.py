@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
 from dsa_verify.known import KnownFailure, stale_message
 from dsa_verify.report.outcome import SCHEMA, STATUSES, Outcome
 from dsa_verify.shards import Shard
 
+HEATMAPS = ("selection", "share")
 _EXPECTED = "expected a document of `dsa-verify parity --json`"
 
 
@@ -55,9 +56,18 @@ def _result(record: dict[str, Any], entries: list[KnownFailure]) -> Result:
     if "known" in record:
         extra["known"] = _forgiving(record, entries)
     provider, surface, scenario, check = (str(record[key]) for key in ("provider", "surface", "scenario", "check"))
-    verdict = Verdict(status, str(record["reason"]), share)  # pyright: ignore[reportArgumentType]
+    verdict = Verdict(status, str(record["reason"]), share, _heatmap(record))  # pyright: ignore[reportArgumentType]
     seconds, reproduce = float(record["seconds"]), str(record["reproduce"])
     return Result(provider, surface, scenario, check, verdict, seconds, reproduce, extra)
+
+
+def _heatmap(record: dict[str, Any]) -> Heatmap | None:
+    if "heatmap" not in record:
+        return None
+    raw = record["heatmap"]
+    if raw["kind"] not in HEATMAPS:
+        raise ValueError(f"heatmap of kind {raw['kind']!r}")
+    return Heatmap(**{**raw, "rows": tuple(HeatmapRow(**row) for row in raw["rows"])})
 
 
 def _forgiving(record: dict[str, Any], entries: list[KnownFailure]) -> KnownFailure:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
 from dsa_verify.known import KnownFailure
 from dsa_verify.report.merge import merge
 from dsa_verify.report.outcome import Outcome
@@ -16,6 +16,7 @@ from dsa_verify.report.reading import outcome, read
 from dsa_verify.shards import Shard
 
 GOOD, BAD = Verdict.accepted(0.5), Verdict.rejected("far off", 3.0)
+DRAWN = Heatmap("selection", "page", 1, 1, 14, (HeatmapRow(0, 141, "..==-.=..+", "1 expected and missing"),))
 ENTRY = KnownFailure("dense_mla/single-*/parity", "rounds twice", "one token", provider="jnp")
 PROVENANCE = {"jax": "1", "providers": {"jnp": "0", "builtin": "0"}}
 
@@ -39,6 +40,7 @@ FORGIVEN = result(verdict=Verdict.not_verified("known failure: rounds twice"), k
         run(FORGIVEN),
         run(result(), stale=(ENTRY,), seen={ENTRY: False}),
         run(result(verdict=BAD, broke="Traceback")),
+        run(result(verdict=dataclasses.replace(BAD, heatmap=DRAWN))),
         run(result(verdict=Verdict.rejected("nan", float("nan"))), shard=Shard(2, 3, "abc")),
     ],
 )
@@ -47,6 +49,7 @@ def test_a_document_is_read_back_as_it_was_written(tmp_path, one):
     path.write_text(json.dumps(one.document(), allow_nan=False))
     back = read(path)
     assert back.document() == one.document()
+    assert [each.verdict.heatmap for each in back.results] == [each.verdict.heatmap for each in one.results]
     assert back.exit_code == one.exit_code
     assert back.known == one.known
 
@@ -68,6 +71,22 @@ def test_what_is_no_document_of_a_run_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"kind": "weather"}, {"depth": 3}, {"rows": [{"request": 0}]}])
+def test_a_heatmap_that_cannot_be_drawn_is_damage(tmp_path, change):
+    document = run(result(verdict=dataclasses.replace(BAD, heatmap=DRAWN))).document()
+    document["results"][0]["heatmap"] |= change  # pyright: ignore[reportIndexIssue]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="is damaged"):
+        read(path)
+
+
+def test_a_heatmap_stays_when_runs_are_merged():
+    bad = result("several-unequal-p16-f32", dataclasses.replace(BAD, heatmap=DRAWN))
+    whole = merge({"a": run(result()), "b": run(bad)}, "merge")
+    assert {one.scenario: one.verdict.heatmap for one in whole.results}[bad.scenario] == DRAWN
 
 
 def test_a_verdict_that_does_not_exist_is_no_document():
