@@ -18,7 +18,6 @@ from dsa_verify.commands.numbers import Numbers
 _EPILOG = """\b
 Exit codes: 0 PASS, 1 FAIL, 2 usage, 3 INVALID, 4 INCONCLUSIVE."""
 _EXITS = {"PASS": 0, "FAIL": 1, "INVALID": 3, "INCONCLUSIVE": 4}
-_PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
 _SETS = "english (16 of LongBench), all (21), one of them, longbench2, gsm8k_long, needle.  [default: as the arms need]"
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
@@ -103,8 +102,9 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
 
 def _demand_packages() -> None:
     from dsa_verify.errors import ConfigError
+    from dsa_verify.gates.options import PACKAGES
 
-    absent = [name for name in _PACKAGES if find_spec(name) is None]
+    absent = [name for name in PACKAGES if find_spec(name) is None]
     if absent:
         raise ConfigError(f"the gate needs the package {absent[0]}; pip install 'dsa-verify[gate]'")
 

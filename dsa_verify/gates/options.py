@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
+"""What a gate imports beside what every command does."""
+
 
 @dataclass(frozen=True)
 class Options:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dsa_verify.cli import main
-from dsa_verify.gates import arrange
+from dsa_verify.gates import arrange, options
 from dsa_verify.gates.arms import Embedded
 from dsa_verify.gates.made import made_rows
 from dsa_verify.gates.tasks import longbench
@@ -81,9 +81,7 @@ def test_lines_on_stderr_tell_how_far_it_is_without_a_terminal(arms, monkeypatch
 
 
 def test_absent_package_is_named_with_what_installs_it(monkeypatch):
-    from dsa_verify.commands import gate as module
-
-    monkeypatch.setattr(module, "_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(options, "PACKAGES", ("no_such_package",))
     result = command()
     assert result.exit_code == 2
     assert "needs the package no_such_package; pip install 'dsa-verify[gate]'" in result.stderr

@@ -1,6 +1,7 @@
 """The command line: stdout is the result and nothing else, every exit code is reached, refusals are one line."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import suite
+from dsa_verify import explain, suite
 from dsa_verify.batch.table import FAMILIES, SCENARIOS
 from dsa_verify.checks import CHECKS
 from dsa_verify.cli import main
@@ -269,8 +270,19 @@ def test_show_refuses_what_does_not_exist():
 def test_doctor_says_versions_backend_and_which_providers_load():
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
-    for word in ("jaxlib", "backend", "jnp", "what runs where"):
+    for word in ("jaxlib", "backend", "jnp", "what can be verified here (TPU interpret mode on a CPU)"):
         assert word in result.stdout
+
+
+def test_doctor_says_what_cannot_be_verified_here_why_and_what_to_do(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(explain, "find_spec", lambda name: None if name in ("libtpu", "rouge") else found(name))
+    told = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in explain.abilities("cpu")}
+    assert told["compile"].startswith("no ") and told["compile"].endswith("pip install 'dsa-verify[tpu]'")
+    assert "rouge not installed" in told["gate"] and told["serve"].startswith("yes")
+    assert told["parity, mutants"].startswith("yes") and "no TPU" in told["parity, golden check"]
+    native = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in explain.abilities("tpu")}
+    assert native["parity, mutants"].startswith("no ") and native["parity, golden check"].startswith("yes")
 
 
 def test_exit_code_of_a_crash_outranks_rejections_and_stale_entries():
