@@ -17,10 +17,12 @@ from dsa_verify import __version__, errors
 from dsa_verify.commands.compile import compile_kernels
 from dsa_verify.commands.gate import gate
 from dsa_verify.commands.golden import golden
+from dsa_verify.commands.hosts import host_options
 from dsa_verify.commands.mutants import mutants
 from dsa_verify.commands.profile import profile
 from dsa_verify.commands.report import keep, prepare, report
 from dsa_verify.commands.serve import serve
+from dsa_verify.hosts import Hosts, Place, beat, join, meet, together
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
 
@@ -74,6 +76,8 @@ class Selection:
     seed: int
     shard: str | None = None
     durations: Path | None = None
+    mesh: str | None = None
+    hosts: Hosts | None = None
 
 
 @click.group(cls=_Commands, epilog=_EXITS, context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,59 +107,60 @@ _OUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--no-known-failures", is_flag=True, help="Judge known failures as plain rejections.")
 @click.option("--shard", metavar="i/n", help="Run one of n parts of the plan; `report merge` makes them one run.")
 @click.option("--durations", type=_FILE, metavar="RUN.json", help="An earlier --json document, to cut shards evenly.")
+@click.option("--mesh", metavar="DATAxTENSOR", help="Also run kernels sharded over a mesh of all devices, as 2x4.")
+@host_options
 @click.option("--report", type=_OUT, metavar="FILE.html", help="Write a page of the run.")
 @click.option("--history", type=_OUT, metavar="FILE", help="Append the run to a history; see `report trend`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
 def parity(as_json: bool, slowest: int, report: Path | None, history: Path | None, **options) -> None:
     """Run kernels beside dense MLA and float64 oracles, and judge them by every check."""
-    prepare(report, history, again=options["tier"] != "soak" and options["shard"] is None)
-    with _stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
-        outcome = _run(Selection(**options))
-    if as_json:
-        click.echo(json.dumps(outcome.document(), allow_nan=False, indent=1))
-    else:
-        from dsa_verify.report import terminal
+    selection = Selection(**options)
+    with together(selection.hosts, lambda text: click.echo(f"dsa-verify: {text}", err=True)):
+        alone = selection.shard is None and selection.hosts is None
+        prepare(report, history, again=selection.tier != "soak" and alone)
+        with _stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
+            outcome = _run(selection)
+        if as_json:
+            click.echo(json.dumps(outcome.document(), allow_nan=False, indent=1))
+        else:
+            from dsa_verify.report import terminal
 
-        terminal.print_outcome(outcome, slowest)
-    for trace in dict.fromkeys(result.extra["broke"] for result in outcome.results if "broke" in result.extra):
-        click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
-    keep(outcome, report, history)
+            terminal.print_outcome(outcome, slowest)
+        for trace in dict.fromkeys(result.extra["broke"] for result in outcome.results if "broke" in result.extra):
+            click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
+        keep(outcome, report, history)
     sys.exit(int(outcome.exit_code))
 
 
 def _run(selection: Selection):
     """Plan, run and judge; returns the `Outcome`. Raises `DsaVerifyError` for bad input."""
-    from dsa_verify import known, shards, suite
-    from dsa_verify.report import terminal
+    from dsa_verify import known, mesh, shards, suite
     from dsa_verify.report.outcome import Outcome
 
-    if selection.durations and not selection.shard:
+    if selection.hosts and selection.shard:
+        raise errors.ConfigError("several processes share the plan by themselves; leave out --shard")
+    if selection.durations and not (selection.shard or selection.hosts):
         raise errors.ConfigError("--durations cuts shards; give --shard i/n with it")
     if selection.tier == "soak":
         return _soak(selection)
     start = time.perf_counter()
-    cases = suite.plan(selection.provider, selection.surface, selection.scenario, selection.tier)
-    providers = tuple(dict.fromkeys(case.provider for case in cases))
+    place = join(selection.hosts)
+    plan = suite.plan(selection.provider, selection.surface, selection.scenario, selection.tier)
+    providers = tuple(dict.fromkeys(case.provider for case in plan))
     entries = () if selection.no_known_failures else known.known_failures(providers, selection.known_failures)
-    shard, cases, elsewhere = _shard(cases, selection)
+    shard, cases, elsewhere = _shard(plan, selection, place)
     suite.scenario_table(selection.document)
     provenance = suite.provenance(providers, selection.provider_path)
-    with terminal.progress(len(cases)) as done:
-        results = suite.run_cases(
-            cases,
-            jobs=selection.jobs,
-            provider_path=selection.provider_path,
-            document=selection.document,
-            on_result=done,
-        )
+    grid = mesh.chosen(selection.mesh)
+    results = _results(plan if place.of > 1 else cases, cases, grid, selection)
     entries = known.applicable(entries, native=provenance["backend"] == "tpu")
     seen = known.tally(results, entries)
     stale = tuple(entry for entry, failed in seen.items() if not failed and not shards.may_show(entry, elsewhere))
     return Outcome(
         command=shlex.join(["dsa-verify", *sys.argv[1:]]),
         seconds=time.perf_counter() - start,
-        provenance=provenance,
+        provenance={**provenance, **({"mesh": str(grid)} if grid else {}), **place.provenance},
         results=tuple(known.forgive(results, entries)),
         stale=stale,
         seen=seen,
@@ -163,15 +168,39 @@ def _run(selection: Selection):
     )
 
 
-def _shard(cases, selection: Selection):
+def _results(everywhere, cases, grid, selection: Selection):
+    """The results of a plan: of `everywhere` those that all processes run together, of `cases` all others.
+
+    All processes get here and away from here together, so that none reports a run of which another has no part.
+    """
+    from dsa_verify import sharding, suite
+    from dsa_verify.report import terminal
+
+    path, document = selection.provider_path, selection.document
+    meshed = sharding.run_cases(everywhere, grid, path, document) if grid else []
+    meet("run the cases of their own")
+    with terminal.progress(len(cases)) as done:
+
+        def on_result(case, results) -> None:
+            beat(f"had judged {case.name}")
+            done(case, results)
+
+        alone = suite.run_cases(cases, jobs=selection.jobs, provider_path=path, document=document, on_result=on_result)
+    meet("report")
+    places = {(case.provider, case.surface, case.scenario): at for at, case in enumerate(everywhere)}
+    return sorted(alone + meshed, key=lambda result: places[result.provider, result.surface, result.scenario])
+
+
+def _shard(cases, selection: Selection, place: Place):
     """Which shard of the plan is to run, its cases, and those that run elsewhere."""
     from dsa_verify import shards
     from dsa_verify.report.reading import read
 
-    if selection.shard is None:
+    if selection.shard is None and place.of == 1:
         return None, cases, ()
+    index, of = (place.index + 1, place.of) if selection.shard is None else shards.parse(selection.shard)
     seconds = shards.durations(read(selection.durations).results) if selection.durations else None
-    return shards.take(cases, *shards.parse(selection.shard), seconds)
+    return shards.take(cases, index, of, seconds)
 
 
 def _soak(selection: Selection):
@@ -179,8 +208,8 @@ def _soak(selection: Selection):
     from dsa_verify import known, soak, suite
     from dsa_verify.report.outcome import Outcome
 
-    if selection.shard:
-        raise errors.ConfigError("a soak has no shards; give each machine another --seed")
+    if selection.shard or selection.hosts or selection.mesh:
+        raise errors.ConfigError("a soak has no shards, hosts or mesh; give each machine another --seed")
     start = time.perf_counter()
     plan = soak.Plan(
         selection.provider or suite.DEFAULT_PROVIDERS, selection.surface, selection.minutes, selection.seed,

@@ -1,8 +1,8 @@
 """A plan in shards: its cases dealt out to several machines, groups whole where they fit, all about as long."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dsa_verify import suite
 from dsa_verify.errors import ConfigError
@@ -12,6 +12,12 @@ from dsa_verify.suite import Case
 
 LEAST = 1e-6
 """Seconds that a case weighs at least, so that an empty shard is always the lightest."""
+
+
+SHARDING = "sharding"
+"""The check that every process makes on every case, each on its own part of the devices."""
+
+_WORST = ("rejected", "not verified", "accepted")
 
 
 @dataclass(frozen=True)
@@ -112,3 +118,33 @@ def may_show(entry: KnownFailure, cases: Sequence[Case]) -> bool:
     return any(
         entry.matches(Result(case.provider, case.surface, case.scenario, check, Verdict.accepted())) for case in cases
     )
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict on what was judged in parts: the worst of them, with the largest share of any."""
+    found = min(verdicts, key=lambda verdict: _WORST.index(verdict.status))
+    return replace(found, share=max((one.share for one in verdicts if one.share is not None), default=None))
+
+
+def joined(results: Iterable[Result]) -> list[Result]:
+    """The results with those of the check `sharding` joined, which every process has for every case; they come last.
+
+    The reasons of all processes that rejected stay, `seconds` are those of the slowest.
+    """
+    whole: list[Result] = []
+    parts: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        if result.check == SHARDING:
+            parts.setdefault((result.provider, result.surface, result.scenario), []).append(result)
+        else:
+            whole.append(result)
+    return whole + [_join(found) for found in parts.values()]
+
+
+def _join(parts: Sequence[Result]) -> Result:
+    verdict = worst([part.verdict for part in parts])
+    blamed = [part for part in parts if part.verdict.status == verdict.status]
+    reasons = dict.fromkeys(part.verdict.reason for part in blamed)
+    extra = next((part.extra for part in blamed if "broke" in part.extra), blamed[0].extra)
+    verdict = replace(verdict, reason="; ".join(reasons))
+    return replace(blamed[0], verdict=verdict, seconds=max(part.seconds for part in parts), extra=extra)

@@ -155,15 +155,15 @@ def execute(
     if seen.outputs is None:
         return Run(None, seen.findings)
     return Run(
-        _named(surface, seen.outputs, {**axes, **_batch_axes(batch)}), seen.findings, None if on_device() else seen.dma
+        named(surface, seen.outputs, {**axes, **batch_axes(batch)}), seen.findings, None if on_device() else seen.dma
     )
 
 
-def _batch_axes(batch: Batch) -> dict[str, int]:
+def batch_axes(batch: Batch) -> dict[str, int]:
     return {"index_topk": batch.index_topk, "k_pages": batch.k_pages, "heads": batch.ql_nope.shape[1]}
 
 
-def _named(surface: Surface, outputs: tuple, axes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def named(surface: Surface, outputs: tuple, axes: Mapping[str, int]) -> dict[str, np.ndarray]:
     if len(outputs) != len(surface.outputs):
         raise ProviderError(
             f"the kernel returned {len(outputs)} outputs, {surface.name} has {len(surface.outputs)}: "

@@ -8,10 +8,15 @@ from dsa_verify.evidence import Result
 from dsa_verify.kernels.contract import SURFACES
 from dsa_verify.known import KnownFailure
 from dsa_verify.report.outcome import Outcome
+from dsa_verify.shards import SHARDING, joined
+
+PROCESS = "process"
+"""The entry of the provenance that says which process of a multi-host run this was."""
 
 
 def merge(runs: Mapping[str, Outcome], command: str) -> Outcome:
-    """The runs as if they had been one: results in plan order, known failures counted over all of them.
+    """The runs as if they had been one: results in plan order, known failures counted over all of them. A check that
+    the processes of a multi-host run made in parts gets the worst verdict of its parts.
 
     runs: by the name that an error calls them by. `seconds` is the sum of theirs. Raises `ConfigError` if they differ
     in provenance, share a case, or are shards that do not make up one plan.
@@ -28,7 +33,7 @@ def merge(runs: Mapping[str, Outcome], command: str) -> Outcome:
     return Outcome(
         command=command,
         seconds=sum(one.seconds for one in outcomes),
-        provenance=outcomes[0].provenance,
+        provenance={key: value for key, value in outcomes[0].provenance.items() if key != PROCESS},
         results=_in_plan_order(outcomes),
         stale=tuple(entry for entry, shown in seen.items() if not shown),
         seen=seen,
@@ -37,7 +42,7 @@ def merge(runs: Mapping[str, Outcome], command: str) -> Outcome:
 
 def _same_provenance(first: str, expected: Mapping[str, object], name: str, found: Mapping[str, object]) -> None:
     for key in dict.fromkeys([*expected, *found]):
-        if expected.get(key) != found.get(key):
+        if key != PROCESS and expected.get(key) != found.get(key):
             raise ConfigError(
                 f"{name} and {first} are not one run: {key} is {found.get(key)!r} in {name} and {expected.get(key)!r} "
                 f"in {first}; run all parts with equal versions on equal devices"
@@ -51,7 +56,7 @@ def _place(result: Result) -> tuple[str, str, str]:
 def _no_overlap(runs: Mapping[str, Outcome]) -> None:
     owner: dict[tuple[str, str, str], str] = {}
     for name, one in runs.items():
-        for place in dict.fromkeys(map(_place, one.results)):
+        for place in dict.fromkeys(_place(result) for result in one.results if result.check != SHARDING):
             if place in owner:
                 raise ConfigError(
                     f"{' '.join(place)} is in {owner[place]} and in {name}; a case may be in one run only, so leave "
@@ -79,7 +84,7 @@ def _whole(runs: Mapping[str, Outcome]) -> None:
 
 def _in_plan_order(outcomes: Sequence[Outcome]) -> tuple[Result, ...]:
     """As `suite.plan` orders cases; a case's checks keep their order. Unknown names, of a soak, come last by name."""
-    results = [result for one in outcomes for result in one.results]
+    results = joined(result for one in outcomes for result in one.results)
     providers: dict[str, None] = {}
     for one in outcomes:
         listed = one.provenance.get("providers")

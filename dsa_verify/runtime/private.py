@@ -229,7 +229,7 @@ def _shared_memory() -> type:
 
     class SharedMemory(internals()["memory"].SharedMemory):
         def __init__(self, **named: Any) -> None:
-            super().__init__(**named)
+            super().__init__(**(named | _local_barriers(named)))
             self._slots = itertools.cycle(range(self.num_cores, self.vector_clock_size))
 
         def set_failed(self, exception: Exception, *args: Any, **named: Any) -> None:
@@ -245,6 +245,17 @@ def _shared_memory() -> type:
             return next(self._slots)  # in turn instead of by chance: the same races on every run
 
     return SharedMemory
+
+
+def _local_barriers(named: dict[str, Any]) -> dict[str, Any]:
+    """Of a mesh whose devices belong to several processes, barriers for those of this one: the interpreter's own wait
+    for all of them, of which the others' never come."""
+    import jax
+
+    if jax.process_count() == 1 or named["num_devices"] == 1:
+        return {}
+    local = jax.local_device_count()
+    return {name: threading.Barrier(local, named[name]._action) for name in ("barrier", "clean_up_barrier")}
 
 
 def _dma() -> type:

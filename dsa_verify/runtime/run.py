@@ -18,7 +18,7 @@ DmaMode = Literal["on_wait", "eager"]
 
 # A simulated kernel is a chain of callbacks into Python, which no optimisation makes faster; compiling it without any
 # takes a quarter to a third less time.
-_QUICK_COMPILE = {"xla_backend_optimization_level": "0"}
+QUICK_COMPILE = {"xla_backend_optimization_level": "0"}
 
 # Entries of the race detector's vector clocks. DMAs take them in turn, and two that share one hide races from each
 # other; JAX's default leaves a single entry to all DMAs of a core.
@@ -103,7 +103,7 @@ def _prepare(fn: Callable[..., Any], statics: tuple, dma: DmaMode, donate: tuple
         traces.append(None)
         return fn(**arrays, **dict(statics))
 
-    options = None if native else _QUICK_COMPILE
+    options = None if native else QUICK_COMPILE
     return _Callable(jax.jit(traced, donate_argnames=donate, compiler_options=options), traces)
 
 

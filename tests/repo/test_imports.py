@@ -38,6 +38,9 @@ ALLOWED = {
     "gates": {"numpy", "scipy"},
     "report": {"jinja2", "rich", "batch", "kernels", "known", "shards", "suite"},
     "shards": {"known", "suite"},
+    "hosts": {"jax", "workers"},
+    "mesh": {"numpy", "jax", "batch", "kernels", "runtime", "verify"},
+    "sharding": {"batch", "checks", "hosts", "kernels", "mesh", "oracle", "shards", "suite", "verify"},
     "serve": {"jax", "batch", "config", "engine", "model", "starlette", "uvicorn", "__init__"},
 }  # fmt: skip
 # Files within a room that may import more.

@@ -87,7 +87,9 @@ def test_the_night_runs_natively_or_not_at_all():
     assert WORKFLOWS["nightly-tpu"]["env"]["JAX_PLATFORMS"].split(",")[0] == "tpu"
 
 
-@pytest.mark.parametrize("words", ["parity --tier full", "golden check", "compile --golden check", "gate --server-cmd", "report markdown"])
+@pytest.mark.parametrize(
+    "words", ["parity --tier full", "golden check", "compile --golden check", "gate --server-cmd", "report markdown"]
+)
 def test_the_night_judges_kernels_records_and_accuracy(words):
     assert any(words in command for name, command in COMMANDS if name == "nightly-tpu")
 

@@ -16,10 +16,11 @@ import sys
 import numpy as np
 import pytest
 
-from dsa_verify import oracle
+from dsa_verify import mesh, oracle
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks.tolerance import attention_budget
 from dsa_verify.kernels.contract import SURFACES, Kernel, Provider, Surface
+from dsa_verify.mesh import Grid
 
 DEVICES = 8
 NAMES = ("dense_mla", "sparse_mla_prefill_qblock", "index_page_topk", "cache_write")
@@ -33,65 +34,41 @@ STEPS = (
     "padding-everything-p16-f32",
     "table-reversed-p16-f32",
 )
-BY_HEAD = ("ql_nope", "q_pe", "out", "lse")
+BY_HEAD = ("out", "lse")
 
 
-def sharded(surface: Surface, provider: Provider, axes: dict[str, int], batches: list) -> dict[str, np.ndarray]:
-    """Run the batches of a kernel on a mesh, one after another along `data`, heads split along `tensor`."""
-    import jax
-    from jax.sharding import AxisType, PartitionSpec
-
-    from dsa_verify import runtime
-
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
-
-    def spec(name: str) -> PartitionSpec:
-        return PartitionSpec("data", "tensor") if name in BY_HEAD and "tensor" in axes else PartitionSpec("data")
-
-    statics = {name: getattr(batches[0], name) for name in surface.statics}
-    kernel = provider.kernels[surface.name].fn
-
-    def step(**arrays):
-        local = jax.shard_map(
-            lambda local: tuple(jax.tree.leaves(kernel(**local, **statics))),
-            mesh=mesh,
-            in_specs=({name: spec(name) for name in arrays},),
-            out_specs=tuple(spec(name) for name in surface.outputs),
-            check_vma=False,  # interpret mode's callbacks say nothing about what is replicated
-        )
-        return local(arrays)
-
-    arrays = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in surface.arrays}
-    seen = runtime.run(step, arrays, {})
-    assert seen.outputs is not None, seen.findings
-    assert not seen.findings
-    return dict(zip(surface.outputs, seen.outputs, strict=True))
-
-
-def worst_share(surface: Surface, provider: Provider, axes: dict[str, int], exact: bool) -> float:
+def worst_share(surface: Surface, provider: Provider, grid: Grid, exact: bool) -> float:
     """The largest share of both budgets by which a sharded run differs from runs of its batches alone; inf for a bit
     that must not differ."""
     from dsa_verify.verify import execute
 
     kernel = provider.kernels[surface.name]
-    batches = [SCENARIOS[name].build() for name in STEPS[: axes["data"]]]
-    together = sharded(surface, provider, axes, batches)
+    batches = [SCENARIOS[name].build() for name in STEPS[: grid.data]]
+    parts, findings = mesh.run(surface, kernel, batches, grid)
+    assert len(parts) == DEVICES, findings
+    assert not findings
+    alone = [execute(surface, kernel, batch).outputs or {} for batch in batches]
+    budgets = [budget_of(surface, kernel, batch) for batch in batches] if surface.attends else []
     worst = 0.0
-    for shard, batch in enumerate(batches):
-        alone = execute(surface, kernel, batch).outputs
-        for name, value in together.items():
-            mine, due = np.split(value, len(batches))[shard], alone[name]
+    for part in parts:
+        for name, mine in part.outputs.items():
+            heads = (slice(None), part.heads) if name in BY_HEAD else ()
+            due = alone[part.data][name][heads]
             if exact or name not in BY_HEAD:
                 worst = max(worst, 0.0 if mine.tobytes() == due.tobytes() else np.inf)
                 continue
-            answer = oracle.expected(surface.name, batch).attention
-            width = batch.ql_nope.shape[-1] + batch.q_pe.shape[-1]
-            budget = attention_budget(answer, due.dtype, width, kernel.promise)
-            allowed = 2 * (budget.element if name == "out" else budget.lse)[batch.real]
-            mine, due = mine[batch.real], due[batch.real]
+            budget, real = budgets[part.data], batches[part.data].real
+            allowed = 2 * (budget.element if name == "out" else budget.lse)[heads][real]
+            mine, due = mine[real], due[real]
             apart = np.abs(np.where(mine == due, 0.0, mine.astype(np.float64) - due))
             worst = max(worst, float((apart / np.maximum(allowed, np.finfo(float).tiny)).max(initial=0.0)))
     return worst
+
+
+def budget_of(surface: Surface, kernel: Kernel, batch):
+    answer = oracle.expected(surface.name, batch).attention
+    assert answer is not None
+    return attention_budget(answer, batch.ql_nope.dtype, batch.ql_nope.shape[-1] + batch.q_pe.shape[-1], kernel.promise)
 
 
 def numbering_heads() -> Provider:
@@ -113,14 +90,13 @@ def compare(name: str) -> dict[str, float]:
     from dsa_verify.kernels.providers import load_provider
 
     if name == "numbering_heads":
-        share = worst_share(SURFACES["dense_mla"], numbering_heads(), {"data": 2, "tensor": 4}, exact=False)
+        share = worst_share(SURFACES["dense_mla"], numbering_heads(), Grid(2, 4), exact=False)
         return {"dense_mla over data and tensor": share}
     provider, found = load_provider(name), {}
     for surface in (SURFACES[name] for name in NAMES):
-        found[f"{surface.name} over data"] = worst_share(surface, provider, {"data": DEVICES}, exact=True)
+        found[f"{surface.name} over data"] = worst_share(surface, provider, Grid(DEVICES, 1), exact=True)
         if surface.attends:
-            heads = {"data": 2, "tensor": 4}
-            found[f"{surface.name} over data and tensor"] = worst_share(surface, provider, heads, exact=False)
+            found[f"{surface.name} over data and tensor"] = worst_share(surface, provider, Grid(2, 4), exact=False)
     return found
 
 
