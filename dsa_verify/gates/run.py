@@ -117,7 +117,7 @@ class _Run:
 
 def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answer: None) -> Outcome:
     """Run a gate. `on_answer` is called with an arm's name and each of its answers as they come."""
-    state, done, look, alarm = _Run(gate, on_answer), 0, 0, None
+    state, done, look, alarm, scores = _Run(gate, on_answer), 0, 0, None, []
     looks = state.plan.looks if gate.looks else state.plan.looks[-1:]
     for look, until in enumerate(looks):
         for arm in (gate.dense, gate.sparse):
@@ -132,7 +132,6 @@ def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answe
         if decide(scores, rule, look=at, alarm=alarm).verdict != INCONCLUSIVE:
             break
     same, degraded = _controls(state, done)
-    scores = state.pairs("dense", "sparse", done)
     decision = decide(scores, gate.rule, same=same, degraded=degraded, look=look if gate.looks else None, alarm=alarm)
     manifests = {arm.name: arm.manifest() for arm in (gate.dense, gate.sparse, gate.same, gate.degraded) if arm}
     decision = _with_contradictions(decision, gate, state, manifests)
