@@ -73,7 +73,10 @@ def moved(evidence: Evidence, operands: Iterable[str]) -> Moved | None:
     writes = evidence.expected.cache_kv is not None or evidence.expected.keys is not None
     arrays = [batch.operand(name) for name in operands if name not in _POOLS]
     arrays += [output for name, output in run.outputs.items() if name not in _POOLS]
-    once = sum(array.nbytes for array in arrays) + (row * int(batch.real.sum()) if writes else 0)
+    # Integers are tables, which scalar memory takes, and choices, which kernels may leave to XLA: not counted.
+    once = sum(x.nbytes for x in arrays if not np.issubdtype(x.dtype, np.integer)) + (
+        row * int(batch.real.sum()) if writes else 0
+    )
     least, dense = (
         once + row * batch.page_size * int(needed_pages(evidence, block, dense=which).sum()) for which in (False, True)
     )

@@ -184,7 +184,7 @@ def _moved(
         return
     if stored is None:
         yield Difference(f"{provider} moves", "nothing recorded", _bytes(found), kind="new")
-    elif found["bytes"] != stored["bytes"]:
+    elif found != stored:
         kind: Kind = "drift" if found["bytes"] > stored["bytes"] else "better"
         yield Difference(f"{provider} moves", _bytes(stored), _bytes(found), kind=kind)
 
