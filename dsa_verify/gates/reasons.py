@@ -206,7 +206,7 @@ def _all_short(where: str, demanded: Sequence[Estimate], at: Levels) -> list[str
     for kind in dict.fromkeys(one.kind for one in few):
         these = [one for one in few if one.kind == kind]
         said.append(
-            f"{where}too few independent documents in {kind} {_names(these)}: {min(one.least for one in these)} in the "
+            f"{where}too few independent documents in {_parts(kind, these)}: {min(one.least for one in these)} in the "
             f"smallest task, at least {max(one.needed for one in these)} are needed to exclude a loss of "
             f"{_points(these[0].limit)} even without any disagreement."
         )
@@ -231,6 +231,10 @@ def _points(share: float) -> str:
 
 def _signed(share: float) -> str:
     return f"{100 * share:+.2f} points"
+
+
+def _parts(kind: str, estimates: Sequence[Estimate]) -> str:
+    return "all tasks together" if kind == "macro" else f"{kind} {_names(estimates)}"
 
 
 def _names(estimates: Sequence[Estimate]) -> str:
