@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+_POLL = 0.2
+"""Seconds between two looks for Ctrl-C."""
 _THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What sizes thread pools: NPROC is read by XLA's CPU client, the others by NumPy's BLAS."""
 
@@ -76,22 +78,28 @@ def run_groups(
             running[lane.submit(work, item)] = lane, rest, item
 
     finished = False
-    try:
-        for lane in lanes:
-            feed(lane, deque())
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                lane, rest, item = running.pop(future)
-                answer = lane.answer(future)
-                feed(lane, rest)
-                yield item, answer
-        finished = True
-    finally:
-        if not finished:  # interrupted: end them all
-            for child in active_children():
-                child.terminate()
-        for lane in lanes:
-            lane.close()
+    with _noted_interrupts() as came:
+        try:
+            for lane in lanes:
+                feed(lane, deque())
+            while running:
+                done = wait(running, timeout=_POLL, return_when=FIRST_COMPLETED).done
+                if came:
+                    raise KeyboardInterrupt
+                for future in done:
+                    lane, rest, item = running.pop(future)
+                    answer = lane.answer(future)
+                    feed(lane, rest)
+                    yield item, answer
+            if came:
+                raise KeyboardInterrupt
+            finished = True
+        finally:
+            if not finished:  # interrupted: end them all
+                for child in active_children():
+                    child.terminate()
+            for lane in lanes:
+                lane.close()
 
 
 class _Lane:
@@ -108,15 +116,14 @@ class _Lane:
 
     def submit(self, work: Callable, item: object) -> Future:
         before = set(active_children())
-        with _interrupted_afterwards():
-            try:
-                future = self._pool.submit(work, item)
-            except BrokenProcessPool:  # it died between two items: none of them is to blame
-                self._pool.shutdown()
-                self._start()
-                future = self._pool.submit(work, item)
-            if self._process is None:
-                self._process = next(iter(set(active_children()) - before), None)
+        try:
+            future = self._pool.submit(work, item)
+        except BrokenProcessPool:  # it died between two items: none of them is to blame
+            self._pool.shutdown()
+            self._start()
+            future = self._pool.submit(work, item)
+        if self._process is None:
+            self._process = next(iter(set(active_children()) - before), None)
         return future
 
     def answer(self, future: Future) -> Any:
@@ -134,19 +141,24 @@ class _Lane:
 
 
 @contextmanager
-def _interrupted_afterwards() -> Iterator[None]:
-    """Ctrl-C waits until the end: a process that is half started is known to nobody, and would be left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _noted_interrupts() -> Iterator[list[None]]:
+    """Ctrl-C is noted in the list and acted on by who reads it. An exception out of nowhere could leave a process half
+    started, which nobody knows then, or be lost in a callback, which may not raise; a second Ctrl-C is one."""
     came: list[None] = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(None))
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(None)
+
+    before = signal.signal(signal.SIGINT, note)
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _begin(threads: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from dsa_verify import workers
 from dsa_verify.compile.cases import Case
 from dsa_verify.compile.evidence import Compiled, judge, not_verified, refused
-from dsa_verify.compile.foreign import CONVERTED
+from dsa_verify.compile.foreign import NOTES
 from dsa_verify.errors import ContractError
 
 MESSAGE = 2_000
@@ -32,7 +32,7 @@ def answer(case: Case, path: Path | None) -> Compiled:
         return not_verified(case, "broke", f"the kernel cannot be loaded: {_message(error)}")
     try:
         done = judge(case, compiler.figures_of(case, kernel, devices))
-        return replace(done, message=done.message or CONVERTED.get((case.provider, case.surface), ""))
+        return replace(done, message=done.message or NOTES.get((case.provider, case.surface), ""))
     except ContractError as error:
         return not_verified(case, "contract", _message(error))
     except Exception as error:  # the compiler's refusals come as many types, from tracing to code generation

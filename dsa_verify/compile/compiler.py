@@ -35,6 +35,8 @@ def kernel_of(case: Case, devices: list[Any], path: Path | None = None) -> Calla
     """
     if case.surface in layers.LAYERS:
         return layers.call_of(case.surface, shape_named(case.model), layers.mesh_of(devices))
+    if (case.provider, case.surface) in foreign.UNRUN:
+        return foreign.unrun(case)[0]
     if case.provider == "builtin":
         from dsa_verify.kernels import pallas
 
@@ -58,8 +60,12 @@ def figures_of(case: Case, kernel: Callable[..., Any], devices: list[Any]) -> Fi
 def _compile(case: Case, kernel: Callable[..., Any], devices: list[Any], pool_tokens: int) -> Figures:
     statics, pools = case.statics(), layers.surface_of(case.surface).pools
     mesh, placed = _placement(case, devices)
-    specs = {name: jax.ShapeDtypeStruct(*array) for name, array in case.arrays(pool_tokens).items()}
-    kernel, specs = foreign.in_own_layout(case, partial(kernel, **statics), specs)
+    kernel = partial(kernel, **statics)
+    if (case.provider, case.surface) in foreign.UNRUN:
+        _, specs = foreign.unrun(case, pool_tokens)
+    else:
+        specs = {name: jax.ShapeDtypeStruct(*array) for name, array in case.arrays(pool_tokens).items()}
+        kernel, specs = foreign.in_own_layout(case, kernel, specs)
     specs = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=placed(name)) for name, spec in specs.items()}
     jitted = jax.jit(lambda **arrays: kernel(**arrays), donate_argnames=pools)
     # Kernels may ask which chip they are traced for; without a TPU only an abstract mesh can tell them.

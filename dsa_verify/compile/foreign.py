@@ -1,9 +1,9 @@
-"""Pools in the layout of other packages: a compile of their kernels charges them no copy that an adapter makes."""
+"""Kernels of other packages as those call them: pools in their own layout, and one kernel that is only compiled."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsa_verify.compile.cases import POOLS, Case
+from dsa_verify.compile.cases import POOL_TOKENS, POOLS, Case
 
 _PACKING = ("sglang_jax", "tpu_inference")
 """Providers whose kernels keep a pool with the rows of a 32-bit word apart, `[pages, words, rows, width]`."""
@@ -13,6 +13,44 @@ CONVERTED = {
     "copy of its own: whether their kernel makes another one is not judged"
 }
 """Kernels whose adapter makes another pool of ours, and what cannot be said of them for that."""
+
+UNRUN = {
+    ("tpu_inference", "sparse_mla_prefill"): "their DeepSeek-V4 sparse MLA over FP8 records, merged with a sliding "
+    "window's partial result; it gathers on the SparseCore, so it is compiled here and nothing runs it"
+}
+"""Kernels that stand for a surface although `parity` has no adapter for them, and what they are."""
+NOTES = {**CONVERTED, **UNRUN}
+"""What a reader of an accepted compile has to know."""
+_LATENT, _PIECE, _LANES = 512, 4, 128
+"""DeepSeek-V4's head; a record is four rows of 128 bytes, its rotary part one such row for each of four tokens."""
+
+
+def unrun(case: Case, pool_tokens: int = POOL_TOKENS) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function of an `UNRUN` case and the specs of its call: the case's sizes, the kernel's own arrays.
+
+    Source: tpu-inference, kernels/experimental/deepseek_v4/core_attention/sparse_mla.py, the docstring of its entry.
+    """
+    import jax
+
+    from dsa_verify.kernels.providers.tpu_inference import sparse_mla
+
+    size = case.lengths(pool_tokens)
+    budget = size["k_pages"] * case.page_size
+    tokens, heads, seqs, pages = size["tokens"], size["heads"], size["seqs"], size["pages"]
+    arrays = {
+        "q": ((tokens, heads, _LATENT), "bfloat16"),
+        "cache_kv_nope": ((pages, case.page_size, _PIECE, _LANES), "uint8"),
+        "cache_kv_rope": ((pages, case.page_size // _PIECE, _PIECE, _LANES), "uint8"),
+        "topk_indices": ((tokens, budget), "int32"),
+        "page_indices": ((seqs * size["pages_per_seq"],), "int32"),
+        "cu_q_lens": ((seqs + 1,), "int32"),
+        "distribution": ((3,), "int32"),
+        "attention_sinks": ((heads,), "float32"),
+        "swa_accumution": ((tokens, heads, _LATENT), "bfloat16"),
+        "swa_l": ((tokens, heads), "float32"),
+        "swa_m": ((tokens, heads), "float32"),
+    }
+    return sparse_mla(), {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
 
 
 def in_own_layout(case: Case, kernel: Callable[..., Any], specs: Mapping[str, Any]) -> tuple[Callable[..., Any], dict]:

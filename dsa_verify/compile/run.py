@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dsa_verify.compile import digest
+from dsa_verify.compile import digest, foreign
 from dsa_verify.compile.cases import Case
 from dsa_verify.compile.chips import GIB
 from dsa_verify.compile.evidence import Compiled, from_document, not_verified, size
@@ -75,7 +75,7 @@ def run(
 def _one(case: Case, provider: Provider, settings: Settings, stop: threading.Event) -> Compiled:
     if case.surface in LAYERS and provider.name != PROVIDER:
         return not_verified(case, "missing", f"layers run the kernels of {PROVIDER}, not of {provider.name}")
-    if case.surface not in (*provider.kernels, *LAYERS):
+    if case.surface not in (*provider.kernels, *LAYERS) and (case.provider, case.surface) not in foreign.UNRUN:
         reason = provider.missing.get(case.surface, f"{provider.name} has no {case.surface}")
         return not_verified(case, "missing", reason)
     if find_spec("libtpu") is None:

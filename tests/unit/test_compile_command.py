@@ -17,7 +17,7 @@ from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.evidence import Figures, judge, refused
 from dsa_verify.compile.layers import DATA, LAYERS
 from dsa_verify.errors import ConfigError
-from dsa_verify.kernels.contract import SURFACES, check_call
+from dsa_verify.kernels.contract import SURFACES, Provider, check_call
 from dsa_verify.kernels.providers import layout, load_provider
 
 WRITE = Case("builtin", "cache_write", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
@@ -190,3 +190,20 @@ def test_an_adapters_packing_of_the_pool_is_undone_before_the_compiler_sees_it()
     assert cache.shape == (4, 8, 2, 128) and (cache == 3).all()
     ours, same = foreign.in_own_layout(WRITE, adapter, specs)
     assert ours is adapter and same == specs
+
+
+def test_a_kernel_that_nothing_runs_is_compiled_at_the_sizes_of_its_case(monkeypatch):
+    from dsa_verify.kernels.providers import tpu_inference
+
+    monkeypatch.setattr(tpu_inference, "sparse_mla", lambda: "theirs")
+    case = replace(WRITE, provider="tpu_inference", surface="sparse_mla_prefill")
+    kernel, specs = foreign.unrun(case)
+    assert kernel == "theirs"
+    assert specs["q"].shape == (4096, 4, 512) and specs["topk_indices"].shape == (4096, 2048)
+    bytes_of_a_token = sum(specs[name].size for name in ("cache_kv_nope", "cache_kv_rope")) / 2**20
+    assert bytes_of_a_token == 512 + 128, "FP8 values with their scales, and 64 rotary lanes in bfloat16"
+    _, twice = foreign.unrun(case, 2**21)
+    assert twice["cache_kv_nope"].size == 2 * specs["cache_kv_nope"].size
+    monkeypatch.setattr(run, "compile_apart", lambda case, settings, stop: judge(case, FITS))
+    (done,) = run.run([case], {"tpu_inference": Provider("tpu_inference", "0", {})}, run.Settings())
+    assert done.verdict == "accepted", "it is not missing, although parity has no adapter for it"

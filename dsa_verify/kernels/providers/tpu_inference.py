@@ -46,6 +46,7 @@ FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 SCALE_OF_ONE = 127
 """1.0 as a float8_e8m0fnu byte."""
 
+SPARSE_MLA = f"{PACKAGE}.kernels.experimental.deepseek_v4.core_attention.sparse_mla"
 NEEDS_SPARSECORE = "needs a SparseCore gather that interpret mode cannot run: not verified on CPU"
 """Their DeepSeek-V4 sparse MLA (kernels/experimental/deepseek_v4/core_attention)."""
 
@@ -72,6 +73,16 @@ def load() -> Provider:
             "cache_write": "tpu-inference writes its cache inside dense_mla only",
         },
     )
+
+
+def sparse_mla() -> Callable[..., Any]:
+    """Their DeepSeek-V4 sparse MLA, which no surface of ours is: to be compiled, not run.
+
+    Its arrays are in `compile/foreign.py`. Raises `ProviderError` when the package cannot be imported.
+    """
+    (module,) = _import_kernels(SPARSE_MLA)
+    _provide_reciprocal(module)
+    return module.sparse_ragged_paged_attention
 
 
 def _version() -> str:
