@@ -15,6 +15,7 @@ from dsa_verify.errors import DsaVerifyError, unknown_name
 from dsa_verify.gates.options import PACKAGES
 from dsa_verify.kernels.contract import SURFACES, Surface
 from dsa_verify.kernels.providers import provider_names
+from dsa_verify.shards import SHARDING
 from dsa_verify.suite import DEFAULT_PROVIDERS, load
 
 _GATE, _TPU = "pip install 'dsa-verify[gate]'", "run it on a TPU, without JAX_PLATFORMS=cpu"
@@ -61,7 +62,7 @@ def names() -> dict[str, tuple[str, ...]]:
         "surfaces": tuple(SURFACES),
         "providers": tuple(provider_names()),
         "scenarios": tuple(SCENARIOS),
-        "checks": tuple(CHECKS),
+        "checks": (*CHECKS, SHARDING),
         "families": FAMILIES,
     }
 
@@ -74,10 +75,14 @@ def explain(name: str) -> str:
         return _surface(SURFACES[name])
     if name in CHECKS:
         return f"check {name}\n{inspect.getdoc(CHECKS[name].judge)}"
+    if name == SHARDING:
+        from dsa_verify import sharding
+
+        return inspect.getdoc(sharding) or ""
     if name in FAMILIES:
         members = (scenario for scenario in SCENARIOS.values() if scenario.family == name)
         return "\n".join([f"family {name}", *(f"  {s.name}: {s.discriminates}" for s in members)])
-    raise unknown_name("name", name, (*SCENARIOS, *SURFACES, *CHECKS, *FAMILIES))
+    raise unknown_name("name", name, (*SCENARIOS, *SURFACES, *CHECKS, SHARDING, *FAMILIES))
 
 
 def _scenario(scenario: Scenario) -> str:
