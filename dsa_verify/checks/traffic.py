@@ -29,10 +29,8 @@ def judge(evidence: Evidence) -> Verdict:
     if run.traffic is None:
         return Verdict.not_verified("a device counts no copies; interpret mode does")
     moved = sum(route.bytes for route in run.traffic if (route.source, route.destination) == ("hbm", "vmem"))
-    pool = batch.index_cache if evidence.expected.selection is not None else batch.cache_kv
-    row = pool.shape[-1] * pool.dtype.itemsize
+    row, writes = _row(evidence)
     pages = int(needed_pages(evidence, evidence.promise.query_block).sum())
-    writes = evidence.expected.cache_kv is not None or evidence.expected.keys is not None
     tiles = written_tiles(batch) if writes else 0
     due = row * (pages * batch.page_size + 3 * tiles * TILE)
     share = moved / due if due else float(moved > 0) * float("inf")
@@ -68,9 +66,7 @@ def moved(evidence: Evidence, operands: Iterable[str]) -> Moved | None:
     if run.outputs is None or run.traffic is None:
         return None
     block = evidence.promise.query_block or 1
-    pool = batch.index_cache if evidence.expected.selection is not None else batch.cache_kv
-    row = pool.shape[-1] * pool.dtype.itemsize
-    writes = evidence.expected.cache_kv is not None or evidence.expected.keys is not None
+    row, writes = _row(evidence)
     arrays = [batch.operand(name) for name in operands if name not in _POOLS]
     arrays += [output for name, output in run.outputs.items() if name not in _POOLS]
     # Integers are tables, which scalar memory takes, and choices, which kernels may leave to XLA: not counted.
@@ -81,6 +77,13 @@ def moved(evidence: Evidence, operands: Iterable[str]) -> Moved | None:
         once + row * batch.page_size * int(needed_pages(evidence, block, dense=which).sum()) for which in (False, True)
     )
     return Moved(sum(one.bytes for one in run.traffic if "hbm" in (one.source, one.destination)), least, dense)
+
+
+def _row(evidence: Evidence) -> tuple[int, bool]:
+    """Bytes of a row of the pool that the surface reads, and whether the step writes rows."""
+    batch, expected = evidence.batch, evidence.expected
+    pool = batch.index_cache if expected.selection is not None else batch.cache_kv
+    return pool.shape[-1] * pool.dtype.itemsize, expected.cache_kv is not None or expected.keys is not None
 
 
 def needed_pages(evidence: Evidence, query_block: int, dense: bool = False) -> np.ndarray:

@@ -36,7 +36,9 @@ def kernel_of(case: Case, devices: list[Any], path: Path | None = None) -> Calla
     if case.surface in layers.LAYERS:
         return layers.call_of(case.surface, shape_named(case.model), layers.mesh_of(devices))
     if (case.provider, case.surface) in foreign.UNRUN:
-        return foreign.unrun(case)[0]
+        from dsa_verify.kernels.providers.tpu_inference import sparse_mla
+
+        return sparse_mla()
     if case.provider == "builtin":
         from dsa_verify.kernels import pallas
 
@@ -62,7 +64,7 @@ def _compile(case: Case, kernel: Callable[..., Any], devices: list[Any], pool_to
     mesh, placed = _placement(case, devices)
     kernel = partial(kernel, **statics)
     if (case.provider, case.surface) in foreign.UNRUN:
-        _, specs = foreign.unrun(case, pool_tokens)
+        specs = foreign.unrun_specs(case, pool_tokens)
     else:
         specs = {name: jax.ShapeDtypeStruct(*array) for name, array in case.arrays(pool_tokens).items()}
         kernel, specs = foreign.in_own_layout(case, kernel, specs)

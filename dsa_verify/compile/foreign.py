@@ -25,14 +25,12 @@ _LATENT, _PIECE, _LANES = 512, 4, 128
 """DeepSeek-V4's head; a record is four rows of 128 bytes, its rotary part one such row for each of four tokens."""
 
 
-def unrun(case: Case, pool_tokens: int = POOL_TOKENS) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function of an `UNRUN` case and the specs of its call: the case's sizes, the kernel's own arrays.
+def unrun_specs(case: Case, pool_tokens: int = POOL_TOKENS) -> dict[str, Any]:
+    """The specs of the call of an `UNRUN` case: the case's sizes, the kernel's own arrays.
 
     Source: tpu-inference, kernels/experimental/deepseek_v4/core_attention/sparse_mla.py, the docstring of its entry.
     """
     import jax
-
-    from dsa_verify.kernels.providers.tpu_inference import sparse_mla
 
     size = case.lengths(pool_tokens)
     budget = size["k_pages"] * case.page_size
@@ -50,7 +48,7 @@ def unrun(case: Case, pool_tokens: int = POOL_TOKENS) -> tuple[Callable[..., Any
         "swa_l": ((tokens, heads), "float32"),
         "swa_m": ((tokens, heads), "float32"),
     }
-    return sparse_mla(), {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
+    return {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
 
 
 def in_own_layout(case: Case, kernel: Callable[..., Any], specs: Mapping[str, Any]) -> tuple[Callable[..., Any], dict]:
