@@ -3,7 +3,7 @@
 import os
 from importlib.metadata import entry_points
 
-from dsa_verify import workers
+from dsa_verify.run import workers
 
 _SHARING = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 

@@ -1,4 +1,4 @@
-"""The exception tree: every refusal of dsa-verify, and what its reader can do about it.
+"""The exception tree, every refusal of dsa-verify and what its reader can do about it; and the exit codes.
 
 DsaVerifyError
 ├── BatchError          a batch that contradicts itself; raised before any kernel runs
@@ -14,9 +14,21 @@ DsaVerifyError
 
 import difflib
 from collections.abc import Iterable
+from enum import IntEnum
 
 _LISTED = 24
 """Names beyond which an error does not spell them all out."""
+
+
+class Exit(IntEnum):
+    """Exit codes of every command. A gate's verdicts have them too: PASS, FAIL, INVALID and INCONCLUSIVE."""
+
+    ACCEPTED = PASS = 0
+    REJECTED = FAIL = 1
+    USAGE = 2
+    BROKE = INVALID = 3
+    NOTHING_VERIFIED = INCONCLUSIVE = 4
+    INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it: nothing is decided
 
 
 class DsaVerifyError(Exception):

@@ -1,4 +1,4 @@
-"""What crosses rooms: promises, answers, runs, verdicts; frozen, NumPy only."""
+"""What crosses rooms: answers, runs, verdicts; frozen, NumPy only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import numpy as np
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.variants import Variant
+from dsa_verify.contract import Promise
 
 Status = Literal["accepted", "rejected", "not verified"]
 
@@ -17,34 +18,6 @@ SIGNIFICANT_BITS = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
 def unit_roundoff(dtype: object) -> float:
     """Largest relative error of rounding to nearest in a float dtype."""
     return 2.0 ** -SIGNIFICANT_BITS[str(dtype)]
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a provider states about one kernel beyond the surface's contract; it is judged against this.
-
-    recall: share of the best set that an approximate selection finds on average; 1.0 is exact.
-    lowest_tie: whether equal scores are kept in order of position.
-    write_rows: tokens that share the smallest word the kernel writes (2 for bfloat16 in 32-bit words). Slots
-      nobody owns may change inside such a word.
-    finite_memory: the kernel demands that memory nobody owns is finite, so that 0 * x is 0.
-    summation: what the order of a query's sums depends on: `sequence`, on nothing but its own sequence; `step`, on its
-      neighbours in the step too, but not on where pages lie in the pool; `any`, on whatever the kernel likes.
-    query_block: how many consecutive tokens share one fetch of each page that they need; 0 where nothing is promised of
-      what a kernel moves.
-    logit_dtype, probability_dtype, score_dtype: what logits, softmax weights and index scores are rounded to;
-      None for float32 (logits, scores) and for the cache's own dtype (weights).
-    """
-
-    recall: float = 1.0
-    lowest_tie: bool = True
-    write_rows: int = 1
-    finite_memory: bool = False
-    summation: Literal["sequence", "step", "any"] = "any"
-    query_block: int = 0
-    logit_dtype: str | None = None
-    probability_dtype: str | None = None
-    score_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +151,7 @@ class Evidence:
     batch: Batch
     expected: Expected
     runs: Mapping[str, Run]
-    promise: Promise = Promise()
+    promise: Promise = field(default_factory=Promise)
     reruns: Mapping[str, Rerun] = field(default_factory=dict)
     reads: Literal["causal", "selected", "selected and own", "nothing"] = "nothing"
 

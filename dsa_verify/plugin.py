@@ -1,13 +1,24 @@
-"""The pytest plugin: parity cases as tests, options to choose them, and a run that verified nothing is not green."""
+"""The pytest plugin: parity cases as tests, options to choose them, and a run that verified nothing is not green.
+
+A test that takes the fixture `dsa_case` runs once a case of the plan, and judges it by calling `dsa_run`. Every name
+that pytest shares among plugins begins with `dsa`, and a run without such a test is left as it is.
+"""
 
 from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from dsa_verify.errors import Exit
+
 # Loaded into every pytest run where dsa-verify is installed, so nothing heavy is imported until a parity test is met.
 
-NOTHING_VERIFIED = 4
+OPTIONS = ("dsa_provider", "dsa_surface", "dsa_scenario", "dsa_provider_path", "dsa_document", "dsa_known_failures")
+"""Where pytest keeps what was given; all are empty in a run that has nothing to do with parity."""
+DEFAULT_PROVIDERS = ("builtin", "jnp")
+"""As `run.suite` has it, which is not imported before it is needed."""
 NOT_VERIFIED = "not verified: "
 
 _RAN = "dsa_verify_ran"
@@ -16,18 +27,18 @@ _RAN = "dsa_verify_ran"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("dsa-verify", "kernel parity (dsa-verify)")
-    group.addoption("--provider", action="append", default=[], metavar="NAME", help="a name or module:object")
-    group.addoption("--surface", action="append", default=[], metavar="NAME")
-    group.addoption("--scenario", action="append", default=[], metavar="GLOB", help="a name or a glob over the tier's")
-    group.addoption("--tier", default="quick", metavar="quick|full")
-    group.addoption("--provider-path", metavar="DIR", help="a source checkout to import providers from")
-    group.addoption("--document", metavar="FILE", help="a text that the document family is drawn from")
-    group.addoption("--known-failures", metavar="FILE", help="a TOML file beside the shipped ones")
+    add = group.addoption
+    add("--dsa-provider", action="append", default=[], metavar="NAME", help="a name or module:object")
+    add("--dsa-surface", action="append", default=[], metavar="NAME", help="a surface")
+    add("--dsa-scenario", action="append", default=[], metavar="GLOB", help="a name or a glob over the tier's")
+    add("--dsa-tier", default="quick", metavar="quick|full", help="which scenarios there are")
+    add("--dsa-provider-path", metavar="DIR", help="a source checkout to import providers from")
+    add("--dsa-document", metavar="FILE", help="a text that the document family is drawn from")
+    add("--dsa-known-failures", metavar="FILE", help="a TOML file beside the shipped ones")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "parity: a kernel on a scenario, judged by every check against the oracle")
-    config.addinivalue_line("markers", "golden: a golden record against what is computed now; no kernel runs")
+    config.addinivalue_line("markers", "dsa_parity: a kernel on a scenario, judged by every check against the oracle")
     config.pluginmanager.register(_Ledger(config), "dsa_verify_ledger")
 
 
@@ -36,27 +47,42 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     """Keep the cases of one static shape on one xdist worker; scattered, each worker would compile it again.
 
     Marks of `xdist_group` would say the same, but pytest 9.2 drops the suffix by which xdist 3.8 passes them on.
+    A run of other tests is scheduled as it would be without this plugin.
     """
-    if config.option.dist not in ("load", "loadgroup"):
+    distribution = config.option.dist
+    if not (distribution == "loadgroup" or (distribution == "load" and _asked(config))):
         return None
     from xdist.scheduler import LoadGroupScheduling
 
-    from dsa_verify.errors import ConfigError
-
-    try:
-        groups = {case.name: "-".join(case.group) for case in _plan(config)}
-    except ConfigError:  # the workers say so when they collect
-        groups = {}
+    providers = tuple(f"{name}-" for name in config.option.dsa_provider or DEFAULT_PROVIDERS)
 
     class Grouped(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
             case = nodeid.rpartition("[")[2].partition("]")[0]
-            return groups.get(case) or super()._split_scope(nodeid)
+            group = _groups(config).get(case) if case.startswith(providers) else None
+            return group or super()._split_scope(nodeid)
 
     return Grouped(config, log)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def _asked(config: pytest.Config) -> bool:
+    """Whether the command line speaks of parity: by an option of this plugin, or by the marker."""
+    given = (config.getoption(name) for name in OPTIONS)
+    return any(given) or config.option.dsa_tier != "quick" or "parity" in config.option.markexpr
+
+
+@lru_cache(maxsize=1)
+def _groups(config: pytest.Config) -> dict[str, str]:
+    from dsa_verify.errors import ConfigError
+
+    try:
+        return {case.name: "-".join(case.group) for case in _plan(config)}
+    except ConfigError:  # the workers say so when they collect
+        return {}
+
+
+def _versions(config: pytest.Config) -> str:
+    """What ran, in a line."""
     from importlib.metadata import PackageNotFoundError, version
 
     import dsa_verify
@@ -67,39 +93,39 @@ def pytest_report_header(config: pytest.Config) -> str:
             versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             versions.append(f"no {package}")
-    chosen = ("provider", "surface", "scenario", "provider_path", "document", "known_failures")
-    settings = [f"{name}={config.getoption(name)}" for name in chosen if config.getoption(name)]
-    settings.append(f"tier={config.getoption('tier')}")
+    settings = [f"{name.removeprefix('dsa_')}={value}" for name in OPTIONS if (value := config.getoption(name))]
+    settings.append(f"tier={config.option.dsa_tier}")
     return f"dsa-verify {dsa_verify.__version__}: {', '.join(versions)}; {', '.join(settings)}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "parity_case" not in metafunc.fixturenames:
+    if "dsa_case" not in metafunc.fixturenames:
         return
-    from dsa_verify import suite
     from dsa_verify.errors import DsaVerifyError
+    from dsa_verify.run import suite
 
     try:
         cases = _plan(metafunc.config)
-        known_failures(metafunc.config, {case.provider for case in cases})
-        suite.scenario_table(_path(metafunc.config, "document"))
+        _known_failures(metafunc.config, {case.provider for case in cases})
+        suite.scenario_table(_path(metafunc.config, "dsa_document"))
     except DsaVerifyError as error:
         raise pytest.Collector.CollectError(str(error)) from None
-    metafunc.parametrize("parity_case", cases, ids=[case.name for case in cases])
+    parameters = [pytest.param(case, id=case.name, marks=pytest.mark.dsa_parity) for case in cases]
+    metafunc.parametrize("dsa_case", parameters)
 
 
 def _plan(config: pytest.Config):
-    from dsa_verify import suite
+    from dsa_verify.run import suite
 
-    option = vars(config.option)
-    return suite.plan(option["provider"], option["surface"], option["scenario"], option["tier"])
+    option = config.option
+    return suite.plan(option.dsa_provider, option.dsa_surface, option.dsa_scenario, option.dsa_tier)
 
 
-def known_failures(config: pytest.Config, providers):
-    """The known failures of these providers and of `--known-failures`. Raises `ConfigError`."""
-    from dsa_verify import known
+def _known_failures(config: pytest.Config, providers: Iterable[str]):
+    """The known failures of these providers and of `--dsa-known-failures`. Raises `ConfigError`."""
+    from dsa_verify.run import known_failures
 
-    return known.known_failures(sorted(providers), _path(config, "known_failures"))
+    return known_failures.load(sorted(providers), _path(config, "dsa_known_failures"))
 
 
 def _path(config: pytest.Config, option: str) -> Path | None:
@@ -108,7 +134,7 @@ def _path(config: pytest.Config, option: str) -> Path | None:
 
 
 @pytest.fixture
-def parity_run(request: pytest.FixtureRequest):
+def dsa_run(request: pytest.FixtureRequest):
     """A function that verifies one case and ends the test: it fails on a rejection, skips what was not verified."""
 
     def run(case) -> None:
@@ -138,12 +164,12 @@ def parity_run(request: pytest.FixtureRequest):
 
 def _judge(config: pytest.Config, case):
     """Results of a case, known failures forgiven, and whether each known failure that it covers was seen to fail."""
-    from dsa_verify import known, suite
-    from dsa_verify.verify import on_device
+    from dsa_verify.run import known_failures, suite
+    from dsa_verify.run.verify import on_device
 
-    results = suite.judge_case(case, _path(config, "provider_path"), _path(config, "document"))
-    entries = known.applicable(known_failures(config, {case.provider}), native=on_device())
-    return known.forgive(results, entries), known.tally(results, entries)
+    results = suite.judge_case(case, _path(config, "dsa_provider_path"), _path(config, "dsa_document"))
+    entries = known_failures.applicable(_known_failures(config, {case.provider}), native=on_device())
+    return known_failures.forgive(results, entries), known_failures.tally(results, entries)
 
 
 def _rejection(results) -> str:
@@ -158,7 +184,7 @@ def _rejection(results) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
-    if item.get_closest_marker("parity") and call.when == "call":
+    if "dsa_case" in getattr(item, "fixturenames", ()) and call.when == "call":
         setattr(report, _RAN, getattr(item, _RAN, {"verified": 0, "known": []}))
     return report
 
@@ -199,9 +225,12 @@ class _Ledger:
         if self.stale:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif self.nothing_verified:
-            session.exitstatus = NOTHING_VERIFIED
+            session.exitstatus = Exit.NOTHING_VERIFIED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        if not self.parity:
+            return
+        terminalreporter.write_line(_versions(config))
         if self.reasons:
             terminalreporter.section("not verified, and why")
         for reason, count in self.reasons.most_common():

@@ -7,7 +7,8 @@ from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.variants import Variant
 from dsa_verify.checks import cache, determinism, heatmap, isolation, parity, races, selection, traffic
 from dsa_verify.checks.invariance import INVARIANCES, invariances_for
-from dsa_verify.evidence import Evidence, Heatmap, Promise, Verdict
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Evidence, Heatmap, Verdict
 
 __all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
 

@@ -8,7 +8,8 @@ import numpy as np
 from dsa_verify.checks import describe
 from dsa_verify.checks.bits import differing_rows
 from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
-from dsa_verify.evidence import Evidence, Promise, Rerun, Run, Selection, Verdict
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Evidence, Rerun, Run, Selection, Verdict
 
 NOT_BY_TOKEN = ("cache_kv", "index_cache", "topk_scores")
 """Outputs that no row for each token is compared of: pools have slots, and a score goes with the choice it is told of,

@@ -8,7 +8,8 @@ from dsa_verify.batch.batch import Batch
 from dsa_verify.checks.parity import shares_of
 from dsa_verify.checks.selection import chosen_by, zeros_out_of_order
 from dsa_verify.checks.tolerance import score_band
-from dsa_verify.evidence import Evidence, Heatmap, HeatmapRow, Promise, Selection
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Evidence, Heatmap, HeatmapRow, Selection
 
 ROWS, COLUMNS = 16, 192
 """Most query tokens and cells of one heatmap: enough to see a pattern, and below 8 KB of JSON, so that a run in which

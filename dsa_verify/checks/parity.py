@@ -5,7 +5,8 @@ import numpy as np
 from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.tolerance import attention_budget
-from dsa_verify.evidence import Attention, Evidence, Promise, Verdict
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Attention, Evidence, Verdict
 
 
 def judge(evidence: Evidence) -> Verdict:

@@ -7,7 +7,8 @@ import numpy as np
 from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.tolerance import score_band
-from dsa_verify.evidence import Evidence, Promise, Selection, Verdict
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Evidence, Selection, Verdict
 
 
 def judge(evidence: Evidence) -> Verdict:

@@ -39,7 +39,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dsa_verify.evidence import Attention, Keys, Promise, Selection, unit_roundoff
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Attention, Keys, Selection, unit_roundoff
 
 U32 = 2.0**-24
 MARGIN = 1.5

@@ -1,7 +1,5 @@
 """`dsa-verify compile`: put kernels at production shapes through the real TPU compiler, without a TPU."""
 
-import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -12,13 +10,15 @@ from typing import Any
 
 import click
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+from dsa_verify.commands import output
+from dsa_verify.errors import Exit
+
 _STATUSES = ("accepted", "rejected", "not verified")
 _STYLES = {"accepted": "green", "rejected": "bold red", "not verified": "yellow"}
 
 
 @dataclass(frozen=True)
-class Selection:
+class Options:
     """What `dsa-verify compile` was asked to compile."""
 
     provider: tuple[str, ...]
@@ -42,12 +42,12 @@ class Selection:
 @click.option("--context", multiple=True, type=int, metavar="N", help="Tokens of context.  [default: 131072]")
 @click.option("--chunk", multiple=True, type=int, metavar="N", help="Tokens of a prefill step.  [default: 4096]")
 @click.option("--all", "everything", is_flag=True, help="Every context, chunk, batch, page size and slice.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compiles at a time.  [default: one a core]")
+@output.jobs
 @click.option("--timeout", type=click.IntRange(min=1), default=600, show_default=True, help="Seconds for one compile.")
-@click.option("--provider-path", type=_FOLDER, help="A source checkout to import providers from.")
+@click.option("--provider-path", type=output.NEW_FOLDER, help="A source checkout to import providers from.")
 @click.option(
     "--cache",
-    type=_FOLDER,
+    type=output.NEW_FOLDER,
     default=Path(".dsa-verify-cache/compile"),
     show_default=True,
     help="Where results are kept.",
@@ -58,23 +58,24 @@ class Selection:
     type=click.Choice(["check", "update"]),
     help="Hold verdicts and sizes against the golden record, or write them into it.",
 )
-@click.option("--folder", type=_FOLDER, default=Path("golden"), show_default=True, help="Where the record is.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-def compile_kernels(as_json: bool, no_cache: bool, cache: Path, golden: str | None, folder: Path, **options) -> None:
+@click.option(
+    "--folder", type=output.NEW_FOLDER, default=Path("golden"), show_default=True, help="Where the record is."
+)
+@output.as_json
+def compile_kernels(as_json: bool, no_cache: bool, cache: Path, golden: str | None, folder: Path, **given: Any) -> None:
     """Compile kernels for TPUs that are not here, and judge what the compiler says.
 
     Rejected: what it refuses, what needs more HBM or VMEM than the chip has, what copies the paged cache.
     """
-    from dsa_verify.cli import _stdout_to_stderr
 
     start = time.perf_counter()
     if golden == "update":
         _demand_reviewable(folder)
-    with _stdout_to_stderr():
-        results, provenance = _compile(Selection(cache=None if no_cache else cache, **options))
+    with output.stdout_to_stderr():
+        results, provenance = _compile(Options(cache=None if no_cache else cache, **given))
     seconds = time.perf_counter() - start
     if as_json:
-        click.echo(json.dumps(_document(results, provenance, seconds), allow_nan=False, indent=1))
+        output.print_json(_document(results, provenance, seconds))
     else:
         _print(results, seconds)
     drifted = _pinned(golden, folder, results, provenance) if golden else False
@@ -108,38 +109,39 @@ def _pinned(golden: str, folder: Path, results: Sequence, provenance: Mapping[st
     return bool(moved)
 
 
-def _compile(selection: Selection):
+def _compile(options: Options):
     """Plan and compile; returns the results and the provenance. Raises `DsaVerifyError`."""
     import os
 
-    from dsa_verify import __version__, workers
+    from dsa_verify import __version__
     from dsa_verify.compile import cases, chips, digest, run
     from dsa_verify.kernels.providers import load_provider
+    from dsa_verify.run import workers
 
     plan = cases.Plan(
-        surfaces=_names(selection.surface),
-        contexts=selection.context,
-        chunks=selection.chunk,
-        everything=selection.everything,
+        surfaces=_names(options.surface),
+        contexts=options.context,
+        chunks=options.chunk,
+        everything=options.everything,
         **_given(
-            providers=_names(selection.provider),
-            targets=tuple(chips.chip_named(name).name for name in _names(selection.target)),
-            models=_names(selection.shape),
+            providers=_names(options.provider),
+            targets=tuple(chips.chip_named(name).name for name in _names(options.target)),
+            models=_names(options.shape),
         ),
     )
     planned = cases.cases(plan)
     workers.settle()
-    providers = {name: load_provider(name, selection.provider_path) for name in plan.providers}
-    jobs = min(selection.jobs or os.cpu_count() or 1, len(planned))
-    settings = run.Settings(jobs, selection.cache, selection.provider_path, selection.timeout)
+    providers = {name: load_provider(name, options.provider_path) for name in plan.providers}
+    jobs = min(options.jobs or os.cpu_count() or 1, len(planned))
+    settings = run.Settings(jobs, options.cache, options.provider_path, options.timeout)
     results = run.run(planned, providers, settings, _Progress(len(planned)).tell)
     versions = {name: provider.version for name, provider in providers.items()}
     return results, {"dsa_verify": __version__, **digest.versions(), "providers": versions}
 
 
-def _names(options: Sequence[str]) -> tuple[str, ...]:
+def _names(given: Sequence[str]) -> tuple[str, ...]:
     """Option values with those that were given by comma taken apart, each once."""
-    return tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",") if name.strip()))
+    return tuple(dict.fromkeys(name.strip() for option in given for name in option.split(",") if name.strip()))
 
 
 def _given(**choices: tuple[str, ...]) -> Any:
@@ -165,21 +167,18 @@ def _counts(results: Sequence) -> dict[str, int]:
     return {status: found[status] for status in _STATUSES}
 
 
-def _exit_code(results: Sequence) -> int:
+def _exit_code(results: Sequence) -> Exit:
     if any(done.cause == "broke" for done in results):
-        return 3
+        return Exit.BROKE
     counts = _counts(results)
-    return 1 if counts["rejected"] else 0 if counts["accepted"] else 4
+    return Exit.REJECTED if counts["rejected"] else Exit.ACCEPTED if counts["accepted"] else Exit.NOTHING_VERIFIED
 
 
 def _document(results: Sequence, provenance: Mapping[str, object], seconds: float) -> dict[str, object]:
     return {
-        "schema": 1,
-        "command": shlex.join(["dsa-verify", *sys.argv[1:]]),
-        "seconds": round(seconds, 3),
-        "provenance": provenance,
+        **output.head(seconds, provenance),
         "counts": {status.replace(" ", "_"): count for status, count in _counts(results).items()},
-        "exit_code": _exit_code(results),
+        "exit_code": int(_exit_code(results)),
         "cases": [done.record() for done in results],
     }
 

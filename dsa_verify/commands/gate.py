@@ -1,8 +1,6 @@
 """`dsa-verify gate`: may sparse prefill become the default? Paired answers of a dense and a sparse arm decide."""
 
 import json
-import shlex
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,20 +8,19 @@ from typing import Any
 
 import click
 
+from dsa_verify.commands import output
 from dsa_verify.commands.gate_plan import operating, plan
 from dsa_verify.commands.numbers import Numbers
+from dsa_verify.errors import Exit
 
 # What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
 
-_EPILOG = """\b
-Exit codes: 0 PASS, 1 FAIL, 2 usage, 3 INVALID, 4 INCONCLUSIVE."""
-_EXITS = {"PASS": 0, "FAIL": 1, "INVALID": 3, "INCONCLUSIVE": 4}
 _SETS = "english (16 of LongBench), all (21), one of them, longbench2, gsm8k_long, needle.  [default: as the arms need]"
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
-@click.group(invoke_without_command=True, epilog=_EPILOG)
+@click.group(invoke_without_command=True, epilog=output.GATE_EXITS)
 @click.option("--baseline", type=click.Choice(["dense"]), default="dense", help="What sparse is held against.")
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help=_SETS)
 @click.option("--data", type=_FOLDER, metavar="DIR", help="Official LongBench JSONL files, one a task.")
@@ -91,13 +88,13 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
     arranged = arrange.arrange(Options(**options))
     with _progress(arranged) as tell:
         outcome = run(arranged, tell)
-    command = shlex.join(["dsa-verify", *sys.argv[1:]])
+    command = output.command_line()
     content = reports.document(outcome, command, time.perf_counter() - start, arrange.provenance())
     if report is not None:
         for path in reports.write(content, report):
             click.echo(f"wrote {path}", err=True)
     click.echo(json.dumps(content, indent=1, allow_nan=False) if as_json else _table(content))
-    ctx.exit(_EXITS[content["verdict"]])
+    ctx.exit(Exit[content["verdict"]])
 
 
 def _demand_packages() -> None:
@@ -151,7 +148,7 @@ def _table(content: dict[str, Any]) -> str:
 
 def _progress(arranged: Any):
     """How far each arm is, on stderr: bars on a terminal, otherwise a line now and then."""
-    from dsa_verify.gates.progress import progress
+    from dsa_verify.gates.arms.progress import progress
 
     total = sum(len(task.documents) for task in arranged.tasks) * arranged.repeats
     arms = [arm.name for arm in (arranged.dense, arranged.sparse, arranged.same, arranged.degraded) if arm is not None]

@@ -26,7 +26,7 @@ _COUNT = click.IntRange(min=1)
 @click.option("--power", type=_SHARE, default=0.8, show_default=True, help="At no true loss.")
 def plan(documents, tasks, group, alpha, power, **options) -> None:
     """Margins that a number of documents can show, and documents that a margin needs."""
-    from dsa_verify.gates.power import Study
+    from dsa_verify.gates.statistics.power import Study
 
     sd = _sd(*(options[name] for name in ("sd", "between", "noise", "repeats")))
     study = Study(tasks, group, alpha, power)
@@ -48,8 +48,8 @@ def plan(documents, tasks, group, alpha, power, **options) -> None:
 def operating(simulations: int, seed: int, markdown: Path | None) -> None:
     """Simulate the whole rule under assumed truths; prints Markdown."""
     from dsa_verify.errors import ConfigError
-    from dsa_verify.gates.operating import Plan
-    from dsa_verify.gates.operating_page import page
+    from dsa_verify.gates.statistics.operating import Plan
+    from dsa_verify.gates.statistics.operating_page import page
 
     text = page(Plan(simulations, seed, lambda what: click.echo(f"gate operating: {what}", err=True)))
     click.echo(text, nl=False)
@@ -62,7 +62,7 @@ def operating(simulations: int, seed: int, markdown: Path | None) -> None:
 
 def _sd(sd: float | None, between: float | None, noise: float | None, repeats: int) -> float:
     from dsa_verify.errors import ConfigError
-    from dsa_verify.gates.power import paired_sd
+    from dsa_verify.gates.statistics.power import paired_sd
 
     if between is None and noise is None:
         if repeats > 1:

@@ -1,13 +1,14 @@
 """`dsa-verify golden`: check the records, accept a change on purpose, print one, or print what would change."""
 
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click
+
+from dsa_verify.commands import output
+from dsa_verify.errors import Exit
 
 _FOLDER = click.option(
     "--folder",
@@ -41,14 +42,14 @@ def golden() -> None:
 
 @golden.command()
 @_chosen
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@output.as_json
 def check(as_json: bool, **chosen) -> None:
     """Compare the records with what is computed now; seconds without --provider."""
     start = time.perf_counter()
     outcome = _review(trusting=True, **chosen)
     code = _exit_code(outcome, chosen["provider"])
     if as_json:
-        click.echo(json.dumps(_document(outcome, time.perf_counter() - start, int(code)), indent=1))
+        output.print_json(_document(outcome, time.perf_counter() - start, int(code)))
     else:
         failing = len(outcome.failing)
         for one in outcome.failing[:_LISTED]:
@@ -73,7 +74,8 @@ def diff(**chosen) -> None:
         _print(one, only_failing=False)
     _print_rejections(outcome)
     click.echo(f"golden: update would change {len(outcome.updates)} of {len(outcome.records)} records")
-    sys.exit(3 if _broke(outcome) else int(bool(outcome.updates or outcome.rejections)))
+    differs = bool(outcome.updates or outcome.rejections)
+    sys.exit(Exit.BROKE if _broke(outcome) else Exit.REJECTED if differs else Exit.ACCEPTED)
 
 
 @golden.command()
@@ -91,7 +93,7 @@ def update(**chosen) -> None:
     if outcome.rejections:
         _print_rejections(outcome)
         click.echo("golden: nothing was recorded, as kernels were rejected")
-        sys.exit(3 if _broke(outcome) else 1)
+        sys.exit(Exit.BROKE if _broke(outcome) else Exit.REJECTED)
     touched = review.update(chosen["folder"], outcome)
     for path in touched:
         click.echo(path)
@@ -118,14 +120,13 @@ def show(folder: Path, name: str) -> None:
 
 def _review(*, trusting: bool, folder: Path, surface, scenario, provider, jobs: int | None):
     """Compute and compare; kernels print to stderr and run only once every record was read."""
-    from dsa_verify.cli import _stdout_to_stderr
     from dsa_verify.golden import review, store
     from dsa_verify.report import terminal
 
     store.folder_at(folder)
     names = review.wanted(surface, scenario)
     review.stored(folder, names, trusting=trusting)
-    with _stdout_to_stderr(), terminal.progress(len(names) * len(provider)) as done:
+    with output.stdout_to_stderr(), terminal.progress(len(names) * len(provider)) as done:
         measured = review.run_kernels(names, provider, jobs, done)
         return review.review(folder, names, measured, whole=not (surface or scenario), trusting=trusting)
 
@@ -141,8 +142,6 @@ def _broke(outcome) -> bool:
 
 
 def _exit_code(outcome, providers: tuple[str, ...]):
-    from dsa_verify.report.outcome import Exit
-
     if _broke(outcome):
         return Exit.BROKE
     if outcome.failing or outcome.rejections:
@@ -170,7 +169,6 @@ def _print_rejections(outcome) -> None:
 
 def _document(outcome, seconds: float, code: int) -> dict[str, object]:
     from dsa_verify.golden.review import oracle_provenance
-    from dsa_verify.report.outcome import SCHEMA
 
     records = [
         {
@@ -183,10 +181,7 @@ def _document(outcome, seconds: float, code: int) -> dict[str, object]:
         for one in outcome.records
     ]
     return {
-        "schema": SCHEMA,
-        "command": shlex.join(["dsa-verify", *sys.argv[1:]]),
-        "seconds": round(seconds, 3),
-        "provenance": {"oracle": oracle_provenance()},
+        **output.head(seconds, {"oracle": oracle_provenance()}),
         "exit_code": code,
         "counts": {"records": len(records), "failing": len(outcome.failing), "rejected": len(outcome.rejections)},
         "records": records,

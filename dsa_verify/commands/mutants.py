@@ -1,22 +1,23 @@
 """`dsa-verify mutants`: break kernels, and the system around them, on purpose and show which check notices."""
 
-import json
 import random
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+from dsa_verify.commands import output
+from dsa_verify.errors import Exit
+
 _KINDS = click.Choice(["handwritten", "systematic", "all"])
 
 
 @dataclass(frozen=True)
-class Selection:
+class Options:
     """What `dsa-verify mutants` was asked to run."""
 
     kind: str
@@ -36,53 +37,51 @@ class Selection:
 )
 @click.option("--mutant", multiple=True, metavar="GLOB", help="Only mutants of this name.")
 @click.option("--tier", default="quick", metavar="quick|full", help="Scenarios that may kill.  [default: quick]")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes.  [default: one a core]")
+@output.jobs
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Try N systematic mutants drawn at random.")
 @click.option("--seed", default=0, metavar="S", help="Seed of --sample.  [default: 0]")
 @click.option(
     "--cache",
-    type=_FOLDER,
+    type=output.NEW_FOLDER,
     default=Path(".dsa-verify-cache/mutants"),
     show_default=True,
     help="Where results are kept.",
 )
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep results.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-def mutants(as_json: bool, no_cache: bool, cache: Path, **options) -> None:
+@output.as_json
+def mutants(as_json: bool, no_cache: bool, cache: Path, **given: Any) -> None:
     """Break kernels, and the system around them, on purpose; every broken one must be rejected.
 
     A survivor that mutants/equivalent.toml does not explain, and fewer than 95 % of the systematic ones killed, fail.
     A run that is interrupted goes on where it stopped.
     """
-    from dsa_verify.cli import _stdout_to_stderr
 
     start = time.perf_counter()
-    with _stdout_to_stderr():
-        score, provenance = _campaign(Selection(cache=None if no_cache else cache, **options))
+    with output.stdout_to_stderr():
+        score, provenance = _campaign(Options(cache=None if no_cache else cache, **given))
     seconds = time.perf_counter() - start
     if as_json:
-        head = {"schema": 1, "command": shlex.join(["dsa-verify", *sys.argv[1:]]), "seconds": round(seconds, 3)}
-        click.echo(json.dumps({**head, "provenance": provenance, **score.document()}, allow_nan=False, indent=1))
+        output.print_json({**output.head(seconds, provenance), **score.document()})
     else:
         _print(score, seconds)
-    sys.exit(0 if score.accepted else 1)
+    sys.exit(Exit.ACCEPTED if score.accepted else Exit.REJECTED)
 
 
-def _campaign(selection: Selection):
+def _campaign(options: Options):
     """Choose, run and score; returns the `Score` and the provenance. Raises `DsaVerifyError`."""
-    from dsa_verify import suite
     from dsa_verify.errors import ConfigError
     from dsa_verify.mutants import campaign, score
+    from dsa_verify.mutants.kernel_table import MUTANTS
     from dsa_verify.mutants.system import PROVIDER
     from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
     from dsa_verify.mutants.systematic import systematic_mutants
-    from dsa_verify.mutants.table import MUTANTS
+    from dsa_verify.run import suite
 
     by_hand = [*MUTANTS.values(), *SYSTEM_MUTANTS.values()]
-    handwritten = _chosen(by_hand, selection) if selection.kind != "systematic" else []
-    systematic = _chosen(systematic_mutants().values(), selection) if selection.kind != "handwritten" else []
-    if selection.sample is not None and selection.sample < len(systematic):
-        drawn = set(random.Random(selection.seed).sample([mutant.name for mutant in systematic], selection.sample))
+    handwritten = _chosen(by_hand, options) if options.kind != "systematic" else []
+    systematic = _chosen(systematic_mutants().values(), options) if options.kind != "handwritten" else []
+    if options.sample is not None and options.sample < len(systematic):
+        drawn = set(random.Random(options.seed).sample([mutant.name for mutant in systematic], options.sample))
         systematic = [mutant for mutant in systematic if mutant.name in drawn]
     if not handwritten and not systematic:
         raise ConfigError("no mutant matches; `dsa-verify mutants --kind all --json` prints all of them")
@@ -90,25 +89,25 @@ def _campaign(selection: Selection):
     providers = {mutant.provider for mutant in [*handwritten, *systematic]} - {PROVIDER}
     provenance = suite.provenance(sorted(providers))
     with _progress(len(handwritten) + len(systematic)) as done:
-        settings = (selection.tier, selection.jobs, selection.cache, done)
+        settings = (options.tier, options.jobs, options.cache, done)
         fates = campaign.run([*handwritten, *systematic], *settings, explained)
     split = len(handwritten)
     known = {*MUTANTS, *SYSTEM_MUTANTS, *systematic_mutants()}
     return score.Score(fates[:split], fates[split:], explained, known), provenance
 
 
-def _chosen(mutants, selection: Selection) -> list:
+def _chosen(mutants, options: Options) -> list:
     from fnmatch import fnmatchcase
 
-    from dsa_verify.kernels.contract import surface_named
+    from dsa_verify.contract import surface_named
     from dsa_verify.mutants.system import SURFACES
 
-    surfaces = {name if name in SURFACES else surface_named(name).name for name in selection.surface}
+    surfaces = {name if name in SURFACES else surface_named(name).name for name in options.surface}
     return [
         mutant
         for mutant in mutants
         if (not surfaces or surfaces & set(mutant.surfaces))
-        and (not selection.mutant or any(mutant.name == g or fnmatchcase(mutant.name, g) for g in selection.mutant))
+        and (not options.mutant or any(mutant.name == g or fnmatchcase(mutant.name, g) for g in options.mutant))
     ]
 
 

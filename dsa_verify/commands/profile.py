@@ -1,24 +1,23 @@
 """`dsa-verify profile`: what the indexer selects, as numbers, plots and one page."""
 
-import json
-import shlex
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
+from dsa_verify.commands import output
 from dsa_verify.commands.numbers import Numbers
 
 SECONDS_BETWEEN_LINES = 15.0
 """Where stderr is no terminal: seldom enough for a log, often enough to see that it is alive."""
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True)
-class Selection:
+class Options:
     """What `dsa-verify profile` was asked to measure."""
 
     files: tuple[Path, ...]
@@ -34,7 +33,7 @@ class Selection:
 
 @click.command("profile")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
-@click.option("--model", type=_FOLDER, metavar="DIR", help="A Hugging Face checkpoint to read FILEs with.")
+@click.option("--model", type=output.NEW_FOLDER, metavar="DIR", help="A Hugging Face checkpoint to read FILEs with.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE.npz", help="Selections recorded elsewhere.")
 @click.option("--layers", type=Numbers(0), metavar="N,N", default=(), help="[default: all that are there]")
 @click.option(
@@ -46,67 +45,66 @@ class Selection:
     help="Length of the window, at the end.",
 )  # fmt: skip
 @click.option("--page-size", type=click.IntRange(min=1), metavar="N", default=64, show_default=True)
-@click.option("--out", type=_FOLDER, metavar="DIR", default=Path("profile-out"), show_default=True)
+@click.option("--out", type=output.NEW_FOLDER, metavar="DIR", default=Path("profile-out"), show_default=True)
 @click.option("--plots/--no-plots", default=True, help="Draw pictures; needs dsa-verify[profile].  [default: plots]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-def profile(as_json: bool, **options) -> None:
+@output.as_json
+def profile(as_json: bool, **given: Any) -> None:
     """Measure what the indexer selects: overlap of neighbouring queries, sinks, strides, pages and bytes.
 
     The selections are those of a prefill of FILEs, or come from a trace that was recorded elsewhere.
     """
-    from dsa_verify.cli import _stdout_to_stderr
     from dsa_verify.report import terminal
 
     start = time.perf_counter()
-    with _stdout_to_stderr():
-        found, document, paths = _measure(Selection(**options), start)
+    with output.stdout_to_stderr():
+        found, document, paths = _measure(Options(**given), start)
     if found.left_out:
         sizes = ", ".join(map(str, found.left_out))
         click.echo(f"dsa-verify: left out block sizes {sizes}, which are larger than the window", err=True)
     if as_json:
-        click.echo(json.dumps(document, allow_nan=False, indent=1))
+        output.print_json(document)
         return
     terminal.stdout().print(_table(document["layers"]))
     for pattern in document["patterns"]:
         click.echo(_sentence(pattern))
-    click.echo(f"profile: {len(paths)} files in {options['out']}, {time.perf_counter() - start:.1f} s")
+    click.echo(f"profile: {len(paths)} files in {given['out']}, {time.perf_counter() - start:.1f} s")
 
 
-def _measure(selection: Selection, start: float):
+def _measure(options: Options, start: float):
     """Read or record a trace, measure it and write everything; returns the profile, the document and the paths."""
     from dsa_verify.errors import ConfigError
     from dsa_verify.profile import analysis, page, prefill, trace
 
-    if (selection.trace is None) == (not selection.files):
+    if (options.trace is None) == (not options.files):
         raise ConfigError("give either FILEs to read or --trace FILE.npz, one of both")
-    if selection.trace is not None and selection.model is not None:
+    if options.trace is not None and options.model is not None:
         raise ConfigError("--model reads FILEs; with --trace there are none, so leave it out")
-    if selection.trace is not None:
-        recorded = trace.load(selection.trace, selection.layers)
+    if options.trace is not None:
+        recorded = trace.load(options.trace, options.layers)
     else:
-        settings = prefill.Settings(selection.layers, selection.queries, selection.page_size)
+        settings = prefill.Settings(options.layers, options.queries, options.page_size)
         with _prefilling() as done:
-            recorded = prefill.trace_of(selection.files, selection.model, settings, done)
-    plan = analysis.Plan(selection.block_sizes, selection.queries, selection.page_size)
+            recorded = prefill.trace_of(options.files, options.model, settings, done)
+    plan = analysis.Plan(options.block_sizes, options.queries, options.page_size)
     with _progress() as tell:
         found = analysis.analyse(recorded, plan, tell)
         document = _document(found, start)
         try:
-            selection.out.mkdir(parents=True, exist_ok=True)
-            pictures = _pictures(found, selection, tell)
-            paths = page.write(found, document, pictures, selection.out)
+            options.out.mkdir(parents=True, exist_ok=True)
+            pictures = _pictures(found, options, tell)
+            paths = page.write(found, document, pictures, options.out)
         except OSError as error:
-            raise ConfigError(f"cannot write to {selection.out}: {error}; give another folder with --out") from error
+            raise ConfigError(f"cannot write to {options.out}: {error}; give another folder with --out") from error
     return found, document, [*paths, *(one.path for one in pictures)]
 
 
-def _pictures(found, selection: Selection, tell):
-    if not selection.plots:
+def _pictures(found, options: Options, tell):
+    if not options.plots:
         return []
     from dsa_verify.profile import plots
 
     tell("drawing")
-    return plots.draw(found, selection.out)
+    return plots.draw(found, options.out)
 
 
 @contextmanager
@@ -158,21 +156,15 @@ def _document(found, start: float) -> dict:
     import numpy
 
     import dsa_verify
-    from dsa_verify.report.outcome import SCHEMA
 
     numbers = found.to_json()
-    return {
-        "schema": SCHEMA,
-        "command": shlex.join(["dsa-verify", *sys.argv[1:]]),
-        "seconds": round(time.perf_counter() - start, 3),
-        "provenance": {
-            "dsa_verify": dsa_verify.__version__,
-            "python": sys.version.split()[0],
-            "numpy": numpy.__version__,
-            "source": numbers.pop("source"),
-        },
-        **numbers,
+    provenance = {
+        "dsa_verify": dsa_verify.__version__,
+        "python": sys.version.split()[0],
+        "numpy": numpy.__version__,
+        "source": numbers.pop("source"),
     }
+    return {**output.head(time.perf_counter() - start, provenance), **numbers}
 
 
 def _table(rows):

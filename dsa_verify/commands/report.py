@@ -1,19 +1,19 @@
 """`dsa-verify report`: runs that are over, merged, kept in a history, asked since when, and shown on one page."""
 
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dsa_verify import __version__
+from dsa_verify.commands import output
+from dsa_verify.commands.output import FILE, NEW_FILE
+
 # What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUT = click.Path(dir_okay=False, path_type=Path)
 _HISTORY = click.option(
-    "--history", type=_OUT, metavar="FILE", required=True, help="As written by `parity --history FILE`."
+    "--history", type=NEW_FILE, metavar="FILE", required=True, help="As written by `parity --history FILE`."
 )
 
 
@@ -23,9 +23,9 @@ def report() -> None:
 
 
 @report.command()
-@click.argument("documents", nargs=-1, required=True, type=_FILE, metavar="RUN.json...")
-@click.option("--history", type=_OUT, metavar="FILE", help="Append the merged run to this history.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.argument("documents", nargs=-1, required=True, type=FILE, metavar="RUN.json...")
+@click.option("--history", type=NEW_FILE, metavar="FILE", help="Append the merged run to this history.")
+@output.as_json
 @click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
 def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slowest: int) -> None:
     """Make one run of several, as of the shards of one; the exit code is that of the whole.
@@ -39,9 +39,9 @@ def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slow
 
     if len(set(documents)) < len(documents):
         raise ConfigError("a file is given twice; name every run once")
-    outcome = merging.merge({str(path): read(path) for path in documents}, _command())
+    outcome = merging.merge({str(path): read(path) for path in documents}, output.command_line())
     if as_json:
-        click.echo(json.dumps(outcome.document(), allow_nan=False, indent=1))
+        output.print_json(outcome.document())
     else:
         terminal.print_outcome(outcome, slowest)
     keep(outcome, None, history)
@@ -92,12 +92,12 @@ def write_page(outcome, page: Path, history: Path | None, parts=()) -> None:
 
 
 @report.command()
-@click.argument("document", type=_FILE, metavar="RUN.json")
-@click.option("-o", "--output", type=_OUT, metavar="FILE", required=True, help="The page to write.")
-@click.option("--history", type=_FILE, metavar="FILE", help="Says since when each check is rejected.")
-@click.option("--mutants", type=_FILE, metavar="FILE", help="Adds a campaign: as `mutants --json` prints it.")
-@click.option("--compile", "compiles", type=_FILE, metavar="FILE", help="Adds compiles: as `compile --json` prints it.")
-@click.option("--gate", type=_FILE, metavar="FILE", help="Adds a gate: its --json document, gate.json of --report.")
+@click.argument("document", type=FILE, metavar="RUN.json")
+@click.option("-o", "--output", type=NEW_FILE, metavar="FILE", required=True, help="The page to write.")
+@click.option("--history", type=FILE, metavar="FILE", help="Says since when each check is rejected.")
+@click.option("--mutants", type=FILE, metavar="FILE", help="Adds a campaign: as `mutants --json` prints it.")
+@click.option("--compile", "compiles", type=FILE, metavar="FILE", help="Adds compiles: as `compile --json` prints it.")
+@click.option("--gate", type=FILE, metavar="FILE", help="Adds a gate: its --json document, gate.json of --report.")
 def html(
     document: Path, output: Path, history: Path | None, mutants: Path | None, compiles: Path | None, gate: Path | None
 ) -> None:
@@ -123,8 +123,8 @@ def _parts(mutants: Path | None, compiles: Path | None, gate: Path | None) -> li
 
 
 @report.command()
-@click.argument("document", type=_FILE, metavar="RUN.json")
-@click.option("--history", type=_FILE, metavar="FILE", help="Says since when each check is rejected.")
+@click.argument("document", type=FILE, metavar="RUN.json")
+@click.option("--history", type=FILE, metavar="FILE", help="Says since when each check is rejected.")
 def markdown(document: Path, history: Path | None) -> None:
     """Print a screen of Markdown, for the summary of a CI job."""
     from dsa_verify.report import markdown as text
@@ -136,7 +136,7 @@ def markdown(document: Path, history: Path | None) -> None:
 @report.command()
 @_HISTORY
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Largest moves to print.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@output.as_json
 def trend(history: Path, top: int, as_json: bool) -> None:
     """Print when verdicts and shares of the error budget moved, the first bad run, and flaky checks."""
     from dsa_verify.report import history as file
@@ -144,7 +144,7 @@ def trend(history: Path, top: int, as_json: bool) -> None:
 
     runs, found = file.runs(history), trends.trend(file.lines(history))
     if as_json:
-        click.echo(json.dumps(_trend_document(runs, found), indent=1))
+        output.print_json(_trend_document(runs, found))
         return
     for (run, old, new), count in sorted(found.changes.items()):
         click.echo(f"run {run}: {_checks(count)} {old} -> {new}")
@@ -175,7 +175,7 @@ def _since(one) -> str:
 
 @report.command()
 @_HISTORY
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@output.as_json
 def bisect(history: Path, as_json: bool) -> None:
     """Print which versions changed between the last good and the first bad run of what is rejected now."""
     from dsa_verify.report import history as file
@@ -183,7 +183,7 @@ def bisect(history: Path, as_json: bool) -> None:
 
     intervals = trends.by_interval(one for line in file.lines(history) if (one := trends.fall(line)))
     if as_json:
-        click.echo(json.dumps(_bisect_document(intervals), indent=1))
+        output.print_json(_bisect_document(intervals))
         return
     for good, bad, falls in intervals:
         click.echo(f"{_checks(len(falls))}: {_since(falls[0])}")
@@ -198,14 +198,7 @@ def bisect(history: Path, as_json: bool) -> None:
 
 
 def _head() -> dict[str, Any]:
-    from dsa_verify import __version__
-    from dsa_verify.report.outcome import SCHEMA
-
-    return {"schema": SCHEMA, "command": _command(), "seconds": 0.0, "provenance": {"dsa_verify": __version__}}
-
-
-def _command() -> str:
-    return shlex.join(["dsa-verify", *sys.argv[1:]])
+    return output.head(0.0, {"dsa_verify": __version__})
 
 
 def _run(run) -> dict[str, Any] | None:

@@ -28,8 +28,8 @@ def serve(host: str, port: int, **options) -> None:
     DSA_* variables choose the attention backend, as in SGLang-JAX: DSA_PREFILL_SPARSE=1 makes prefill sparse. Requests
     under way when the server is ended get what they have, with finish reason `abort`.
     """
-    from dsa_verify import workers
     from dsa_verify.errors import ConfigError
+    from dsa_verify.run import workers
 
     absent = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if absent:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsa_verify.compile.layers import LAYERS, PROVIDER, over_data, surface_of
+from dsa_verify.contract import SURFACES, Surface
 from dsa_verify.errors import ConfigError
-from dsa_verify.kernels.contract import SURFACES, Surface
 from dsa_verify.shapes import ModelShape, align, shape_named
 
 SLICES = (16, 8)

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dsa_verify import workers
 from dsa_verify.compile.cases import Case
 from dsa_verify.compile.evidence import Compiled, judge, not_verified, refused
 from dsa_verify.compile.foreign import NOTES
 from dsa_verify.errors import ContractError
+from dsa_verify.run import workers
 
 MESSAGE = 2_000
 """Characters of a compiler's message that are kept."""

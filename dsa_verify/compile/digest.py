@@ -13,7 +13,16 @@ from dsa_verify.compile.cases import Case
 from dsa_verify.kernels.providers import provider_names
 
 _ROOT = Path(__file__).parents[1]
-_OURS = ("compile", "kernels", "backend.py", "config.py", "shapes.py", "errors.py", "evidence.py")
+_OURS = (
+    "compile",
+    "kernels",
+    "contract.py",
+    "model/backend.py",
+    "model/backend_config.py",
+    "shapes.py",
+    "errors.py",
+    "evidence.py",
+)
 _PACKAGES = {"sglang_jax": "sgl_jax", "tpu_inference": "tpu_inference"}
 """Packages whose kernels a provider adapts."""
 VERSIONED = ("jax", "jaxlib", "libtpu")

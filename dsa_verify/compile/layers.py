@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsa_verify.config import BackendConfig
+from dsa_verify.contract import SURFACES, Surface
 from dsa_verify.errors import unknown_name
-from dsa_verify.kernels.contract import SURFACES, Surface
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.shapes import ModelShape
 
 DATA = 2
@@ -68,7 +68,7 @@ def surface_of(name: str) -> Surface:
 
 def call_of(name: str, model: ModelShape, mesh: Any) -> Callable[..., Any]:
     """The layer as a function of its arrays by name, over the mesh."""
-    from dsa_verify.backend import Caches, Inputs, Layer, Metadata, attend
+    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend
 
     program = LAYERS[name]
     layer = Layer("full", model.index_topk, model.sm_scale)

@@ -20,7 +20,7 @@ from dsa_verify.compile.cases import Case
 from dsa_verify.compile.chips import GIB
 from dsa_verify.compile.evidence import Compiled, from_document, not_verified, size
 from dsa_verify.compile.layers import LAYERS, PROVIDER
-from dsa_verify.kernels.contract import Provider
+from dsa_verify.contract import Provider
 
 NO_COMPILER = "libtpu is not installed, so nothing was compiled; pip install 'dsa-verify[tpu]'"
 

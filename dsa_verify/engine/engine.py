@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dsa_verify.engine.config import EngineConfig
+from dsa_verify.engine.engine_config import EngineConfig
 from dsa_verify.engine.events import Event, Finished, Report, Token
 from dsa_verify.engine.invariants import problems
 from dsa_verify.engine.packing import pack

@@ -8,7 +8,7 @@ from bisect import insort
 from operator import attrgetter
 
 from dsa_verify.batch.requests import page_count
-from dsa_verify.engine.config import EngineConfig
+from dsa_verify.engine.engine_config import EngineConfig
 from dsa_verify.engine.events import Admitted, Event, Evicted, Preempted, Queued
 from dsa_verify.engine.pool import PagePool
 from dsa_verify.engine.radix import RadixCache

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import comparable, sets
-from dsa_verify.gates.arms import Embedded, Served, Started, with_model
+from dsa_verify.gates.arms import comparable
+from dsa_verify.gates.arms.arm import Embedded, Served, Started, with_model
 from dsa_verify.gates.broken import demand_mutant
 from dsa_verify.gates.options import Options
 from dsa_verify.gates.records import sha
-from dsa_verify.gates.rule import Rule
 from dsa_verify.gates.run import Gate
-from dsa_verify.gates.tasks import Task
+from dsa_verify.gates.statistics.rule import Rule
+from dsa_verify.gates.tasks import by_name
+from dsa_verify.gates.tasks.longbench import Task
 
 EMBEDDED_TOPK, EMBEDDED_PAGE = 128, 16
 NOT_YET = "http://127.0.0.1:1"
@@ -93,7 +94,7 @@ def _rule(o: Options, controls: bool) -> Rule:
 def _embedded(o: Options) -> Gate:
     if o.mutant:
         demand_mutant(o.mutant, o.kernels)
-    tasks = sets.made_here(o)
+    tasks = by_name.made_here(o)
     model = {"index_topk": EMBEDDED_TOPK, "kernels": o.kernels}
     controls = o.controls is not False
     return Gate(
@@ -109,7 +110,7 @@ def _urls(o: Options) -> Gate:
     assert o.dense_url and o.sparse_url
     urls = [url for url in (o.dense_url, o.sparse_url, o.degraded_url) if url]
     endpoints = {url: with_model(_endpoint(o, url)) for url in urls}
-    tasks = sets.asked_for(o)
+    tasks = by_name.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
     def arm(name: str, url: str) -> Served:
@@ -126,12 +127,12 @@ def _urls(o: Options) -> Gate:
 
 
 def _command(o: Options) -> Gate:
-    from dsa_verify.gates.servercmd import ServerCommand
+    from dsa_verify.gates.arms.server_command import ServerCommand
 
     assert o.server_cmd
     dense, sparse = _variables(o.dense_env) or DENSE, _variables(o.sparse_env) or SPARSE
     plain = ServerCommand(o.server_cmd, {})
-    tasks = sets.asked_for(o)
+    tasks = by_name.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
     def arm(name: str, environment: Mapping[str, str]) -> Started:
@@ -150,7 +151,7 @@ def _command(o: Options) -> Gate:
 
 
 def _samples(o: Options) -> Gate:
-    from dsa_verify.gates.samples import recorded
+    from dsa_verify.gates.arms.samples import recorded
 
     assert o.dense_samples and o.sparse_samples
     (dense, tasks), (sparse, others) = (
@@ -175,7 +176,7 @@ def _samples(o: Options) -> Gate:
 
 
 def _endpoint(o: Options, url: str) -> Any:
-    from dsa_verify.gates.payload import Endpoint, Retry
+    from dsa_verify.gates.arms.payload import Endpoint, Retry
 
     token = os.environ.get(o.token_env, "") if o.token_env else None
     if token == "":

@@ -9,10 +9,10 @@ import numpy as np
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates import reasons as why_so
-from dsa_verify.gates.estimates import Estimate, Estimates, measure
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import FAIL, INCONCLUSIVE, INVALID, PASS, Rule
-from dsa_verify.gates.stopping import levels
+from dsa_verify.gates.statistics.estimates import Estimate, Estimates, measure
+from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, PASS, Rule
+from dsa_verify.gates.statistics.stopping import levels
 
 
 @dataclass(frozen=True)

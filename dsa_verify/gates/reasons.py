@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsa_verify.gates.bounds import LARGE
-from dsa_verify.gates.estimates import Estimate, Estimates
-from dsa_verify.gates.power import Study, repeats_for
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import FAIL, INCONCLUSIVE, INVALID, PASS, Levels, Rule
-from dsa_verify.gates.statistics import holm
+from dsa_verify.gates.statistics.bounds import LARGE
+from dsa_verify.gates.statistics.estimates import Estimate, Estimates
+from dsa_verify.gates.statistics.paired import holm
+from dsa_verify.gates.statistics.power import Study, repeats_for
+from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, PASS, Levels, Rule
 
 
 @dataclass(frozen=True)

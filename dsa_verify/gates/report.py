@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from dsa_verify import SCHEMA
 from dsa_verify.gates.run import Outcome
 
 BANDS = (0, 1024, 4096, 8192, 16384, 32768)
@@ -18,7 +19,7 @@ CHANGED = 20
 def document(outcome: Outcome, command: str, seconds: float, provenance: dict[str, Any]) -> dict[str, Any]:
     """The JSON document of `dsa-verify gate`."""
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "command": command,
         "seconds": round(seconds, 3),
         "provenance": provenance,

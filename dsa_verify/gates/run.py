@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dsa_verify.gates import comparable
-from dsa_verify.gates.arms import Arm
+from dsa_verify.gates.arms import comparable
+from dsa_verify.gates.arms.arm import Arm
 from dsa_verify.gates.decision import Decision, decide
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
-from dsa_verify.gates.rule import FAIL, INCONCLUSIVE, INVALID, Rule
-from dsa_verify.gates.stopping import alarm_round, evidence_of_harm, schedule
-from dsa_verify.gates.tasks import Document, Task
+from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, Rule
+from dsa_verify.gates.statistics.stopping import alarm_round, evidence_of_harm, schedule
+from dsa_verify.gates.tasks.longbench import Document, Task
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dsa_verify.checks.cache import key_shares
 from dsa_verify.checks.parity import shares_of
 from dsa_verify.checks.selection import chosen_by
 from dsa_verify.checks.traffic import moved
+from dsa_verify.contract import Promise, Provider, Surface
 from dsa_verify.errors import NotSimulated, ProviderError
-from dsa_verify.evidence import Evidence, Promise, Result, Verdict
+from dsa_verify.evidence import Evidence, Result, Verdict
 from dsa_verify.golden.fingerprint import number
-from dsa_verify.kernels.contract import Provider, Surface
-from dsa_verify.verify import gather
+from dsa_verify.run.verify import gather
 
 CHECKED = ("parity", "selection", "cache")
 """What judges the base run alone: `parity` runs the other checks, and recording takes a part of its time."""

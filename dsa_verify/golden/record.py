@@ -22,10 +22,10 @@ import numpy as np
 from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
 from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
-from dsa_verify.evidence import Attention, Expected, Promise, Selection
+from dsa_verify.contract import Promise, Surface
+from dsa_verify.evidence import Attention, Expected, Selection
 from dsa_verify.golden.canonical import SCHEMA, gaps
 from dsa_verify.golden.fingerprint import fingerprint, number
-from dsa_verify.kernels.contract import Surface
 
 _HEX = 32
 """Digits kept of a SHA-256: enough against accidents; a person who wants to deceive edits the code."""

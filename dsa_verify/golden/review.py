@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dsa_verify import __version__, known, suite
+from dsa_verify import __version__
 from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ConfigError, GoldenError
 from dsa_verify.evidence import Result
 from dsa_verify.golden import measure, record, store
 from dsa_verify.golden.compare import Difference, differences, provider_differences
 from dsa_verify.golden.store import Name
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.verify import batch_of, on_device
+from dsa_verify.run import known_failures, suite
+from dsa_verify.run.verify import batch_of, on_device
 
 TIER = "quick"
 Status = Literal["same", "changed", "missing", "orphan", "corrupt"]
@@ -121,8 +122,8 @@ def run_kernels(
     cases = [c for c in suite.plan(providers, tier=TIER) if (c.surface, c.scenario) in set(names)]
     versions = suite.provenance(providers)
     results = suite.run_cases(cases, jobs=jobs, on_result=on_result, judge=measure.measure)
-    failures = known.applicable(known.known_failures(providers), native=on_device())
-    results = known.forgive(results, failures)
+    failures = known_failures.applicable(known_failures.load(providers), native=on_device())
+    results = known_failures.forgive(results, failures)
     provenance = {name: _told(versions, name) for name in providers}
     return Measured(measure.entries(results), tuple(results), provenance)
 

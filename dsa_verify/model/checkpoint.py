@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.model.config import ModelConfig
+from dsa_verify.model.model_config import ModelConfig
 
 Weights = Mapping[str, np.ndarray]
 

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsa_verify.backend import (
+from dsa_verify.kernels.jnp.projections import linear, project, rotate, turns
+from dsa_verify.model.backend import (
     Caches,
     Inputs,
     Layer,
@@ -26,9 +27,8 @@ from dsa_verify.backend import (
     attend,
     path_of,
 )
-from dsa_verify.config import BackendConfig
-from dsa_verify.kernels.jnp.projections import linear, project, rotate, turns
-from dsa_verify.model.config import LATENT_NORM_EPS, ModelConfig
+from dsa_verify.model.backend_config import BackendConfig
+from dsa_verify.model.model_config import LATENT_NORM_EPS, ModelConfig
 from dsa_verify.shapes import LANES, IndexerConvention, align
 
 Params = Mapping[str, jax.Array]

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsa_verify.backend import Inputs
 from dsa_verify.kernels.jnp.projections import turns
-from dsa_verify.model.config import ModelConfig
+from dsa_verify.model.backend import Inputs
 from dsa_verify.model.decoder import (
     LayerWeights,
     Params,
@@ -24,6 +23,7 @@ from dsa_verify.model.decoder import (
     residual_of_mlp,
     rms_norm,
 )
+from dsa_verify.model.model_config import ModelConfig
 from dsa_verify.shapes import align
 
 BLOCK = 256

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsa_verify.backend import Metadata, Mode, Path
-from dsa_verify.config import BackendConfig
 from dsa_verify.engine.step import Step
+from dsa_verify.model.backend import Metadata, Mode, Path
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights
-from dsa_verify.model.config import ModelConfig, read_config
 from dsa_verify.model.decoder import Static, forward, load_params, new_pools, paths_of
 from dsa_verify.model.decoder import Step as ModelStep
+from dsa_verify.model.model_config import ModelConfig, read_config
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from dsa_verify.model.checkpoint import shapes_of, write_checkpoint
-from dsa_verify.model.config import ModelConfig, parse_config
+from dsa_verify.model.model_config import ModelConfig, parse_config
 
 SEED = 2048
 WORD = 128

@@ -12,17 +12,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
-from dsa_verify import suite, workers
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS
+from dsa_verify.contract import Provider, surface_named
 from dsa_verify.errors import DsaVerifyError
-from dsa_verify.kernels.contract import Provider, surface_named
 from dsa_verify.mutants.digest import code_digest
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.system import SystemMutant
 from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
 from dsa_verify.mutants.systematic import systematic_mutants
-from dsa_verify.mutants.table import MUTANTS
+from dsa_verify.run import suite, workers
 
 TIME_LIMIT = 240
 """Seconds for one scenario, compilation included: fifty times what an unbroken kernel takes. A kernel that takes longer
@@ -209,7 +209,7 @@ def _killed(fate: Fate, scenario: str, killers: Mapping[str, str]) -> Fate:
 
 def _rejections(provider: Provider, surface: str, scenario: str, checks: tuple[str, ...]) -> dict[str, str]:
     """Checks that reject, and why."""
-    from dsa_verify.verify import verify
+    from dsa_verify.run.verify import verify
 
     results = verify(surface_named(surface), provider, SCENARIOS[scenario], checks)
     return {result.check: result.verdict.reason for result in results if result.verdict.status == "rejected"}

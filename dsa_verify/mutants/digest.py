@@ -8,13 +8,13 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 _SUITE = (
-    "batch", "checks", "oracle", "runtime", "verify.py", "evidence.py", "shapes.py", "kernels/contract.py",
+    "batch", "checks", "oracle", "runtime", "run/verify.py", "evidence.py", "shapes.py", "contract.py",
     "kernels/providers/layout.py", "mutants/adapters.py",
 )  # fmt: skip
 _PROVIDER = {
     "builtin": ("kernels/pallas", "kernels/providers/builtin.py"),
     "jnp": ("kernels/jnp", "kernels/providers/jnp.py"),
-    "system": ("backend.py", "config.py", "engine", "model", "system", "kernels/jnp", "mutants/system.py"),
+    "system": ("engine", "model", "system", "kernels/jnp", "mutants/system.py"),
 }
 
 

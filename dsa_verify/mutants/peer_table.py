@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsa_verify.mutants.kernel_table import MUTANTS, Wrong
 from dsa_verify.mutants.operators import OPERATORS, Change
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.systematic import _places, _Replace
-from dsa_verify.mutants.table import MUTANTS, Wrong
 
 TABLE = Path(__file__).with_name("peers.toml")
 TEMPLATE = "template"

@@ -20,10 +20,10 @@ import click
 
 from dsa_verify.kernels.providers import sglang_jax
 from dsa_verify.mutants.digest import code_digest
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import title
 from dsa_verify.mutants.peer_table import TEMPLATE, PeerMutant, Table, digest, load_table, raising_function
 from dsa_verify.mutants.systematic import _places
-from dsa_verify.mutants.table import MUTANTS
 
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 SCENARIO_LIMIT = 240

@@ -7,7 +7,7 @@ import numpy as np
 from dsa_verify.mutants.engine_table import ENGINE_MUTANTS
 from dsa_verify.mutants.system import Hook, Lines, Setter, SystemMutant
 
-_BACKEND, _DECODER = "dsa_verify.backend", "dsa_verify.model.decoder"
+_BACKEND, _DECODER = "dsa_verify.model.backend", "dsa_verify.model.decoder"
 
 
 def selection_of_the_step_before(patch: Setter) -> None:

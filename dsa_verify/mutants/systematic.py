@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsa_verify.kernels.contract import Provider
+from dsa_verify.contract import Provider
 from dsa_verify.mutants.operators import NARROW, OPERATORS, Change
 from dsa_verify.mutants.source import StaleMutant, with_patches
 

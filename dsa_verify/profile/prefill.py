@@ -75,7 +75,7 @@ def _built_in(text: str) -> tuple[Any, Any, list[int]]:
 def _checkpoint(folder: Path, text: str) -> tuple[Any, Any, list[int]]:
     """Configuration, weights and the prompt's tokens by the checkpoint's own tokenizer."""
     from dsa_verify.model.checkpoint import read_weights
-    from dsa_verify.model.config import read_config
+    from dsa_verify.model.model_config import read_config
 
     config = read_config(folder)
     if not (folder / "tokenizer.json").is_file():

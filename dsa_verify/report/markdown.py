@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsa_verify.known import stale_message
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import SAID, not_verified
 from dsa_verify.report.rejections import rejections, since
+from dsa_verify.run.known_failures import stale_message
 
 MOST = 20
 """Rejections that are spelled out; the page and the JSON document have all."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Result
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.known import KnownFailure
 from dsa_verify.report.outcome import Outcome
-from dsa_verify.shards import SHARDING, joined
+from dsa_verify.run.known_failures import KnownFailure
+from dsa_verify.run.partition import SHARDING, joined
 
 PROCESS = "process"
 """The entry of the provenance that says which process of a multi-host run this was."""

@@ -4,24 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
 
+from dsa_verify import SCHEMA
+from dsa_verify.errors import Exit
 from dsa_verify.evidence import Result
-from dsa_verify.known import KnownFailure, stale_message
-from dsa_verify.shards import Shard
+from dsa_verify.run.known_failures import KnownFailure, stale_message
+from dsa_verify.run.partition import Shard
 
-SCHEMA = 1
 STATUSES = ("accepted", "rejected", "not verified")
-
-
-class Exit(IntEnum):
-    """Exit codes of every command."""
-
-    ACCEPTED = 0
-    REJECTED = 1
-    USAGE = 2
-    BROKE = 3
-    NOTHING_VERIFIED = 4
 
 
 @dataclass(frozen=True)

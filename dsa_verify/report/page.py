@@ -7,15 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsa_verify.batch.table import FAMILIES, SCENARIOS
-from dsa_verify.errors import ConfigError
+from dsa_verify.contract import SURFACES
+from dsa_verify.errors import ConfigError, Exit
 from dsa_verify.evidence import Result
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.known import stale_message
 from dsa_verify.report import heatmap, summary
 from dsa_verify.report import history as histories
-from dsa_verify.report.outcome import STATUSES, Exit, Outcome
+from dsa_verify.report.outcome import STATUSES, Outcome
 from dsa_verify.report.parts import PARTS, Part
 from dsa_verify.report.rejections import Rejection, rejections, since
+from dsa_verify.run.known_failures import stale_message
 
 MOST = 300
 """Rejections that are spelled out; a browser on a phone still scrolls them, and the JSON document has all."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsa_verify import SCHEMA
 from dsa_verify.errors import ConfigError
-from dsa_verify.report.outcome import SCHEMA
 
 PARTS = {
     "mutants": "dsa-verify mutants --json",

@@ -5,11 +5,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from dsa_verify import SCHEMA
 from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
-from dsa_verify.known import KnownFailure, stale_message
-from dsa_verify.report.outcome import SCHEMA, STATUSES, Outcome
-from dsa_verify.shards import Shard
+from dsa_verify.report.outcome import STATUSES, Outcome
+from dsa_verify.run.known_failures import KnownFailure, stale_message
+from dsa_verify.run.partition import Shard
 
 HEATMAPS = ("selection", "share")
 _EXPECTED = "expected a document of `dsa-verify parity --json`"

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dsa_verify.batch.table import FAMILIES, SCENARIOS
+from dsa_verify.contract import SURFACES
+from dsa_verify.errors import Exit
 from dsa_verify.evidence import Result
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.known import stale_message
-from dsa_verify.report.outcome import STATUSES, Exit, Outcome
-from dsa_verify.suite import Case
+from dsa_verify.report.outcome import STATUSES, Outcome
+from dsa_verify.run.known_failures import stale_message
+from dsa_verify.run.suite import Case
 
 PIPE_WIDTH = 120
 """Columns where stdout is not a terminal and COLUMNS says nothing."""

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from dsa_verify import __version__
 from dsa_verify.batch.requests import page_count
-from dsa_verify.config import BackendConfig
 from dsa_verify.engine import Engine, EngineConfig, GenerationRequest, Report
 from dsa_verify.errors import ConfigError
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.serve.text import Tokenizer
 
 BUILT_IN, BUILT_IN_TOPK = "dsa-verify-tiny", 128
@@ -115,7 +115,7 @@ def _built_in() -> tuple[Any, Mapping[str, Any], Callable[[], Tokenizer]]:
 
 def _checkpoint(folder: Path) -> tuple[Any, Mapping[str, Any], Callable[[], Tokenizer]]:
     from dsa_verify.model.checkpoint import read_weights
-    from dsa_verify.model.config import read_config
+    from dsa_verify.model.model_config import read_config
 
     config = read_config(folder)
     path = folder / "tokenizer.json"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dsa_verify.model.checkpoint import shapes_of
-from dsa_verify.model.config import ModelConfig, parse_config
+from dsa_verify.model.model_config import ModelConfig, parse_config
 
 SEED = 9
 """The first from 7 on for which no choice of the pinned prompts hangs on a tie: with few heads many scores are 0."""

@@ -6,7 +6,7 @@ everything behind it, through its cached rows. Nothing else may matter: not comp
 MLPs are dense here; mixtures of experts are compared with transformers instead.
 
 Source of the architecture: DeepSeek-V3.2-Exp inference/model.py; transformers, models/glm_moe_dsa and deepseek_v32. No
-code is shared with `dsa_verify.model.decoder` or `dsa_verify.backend`; keys and values are unfolded, not absorbed.
+code is shared with `dsa_verify.model`'s decoder or backend; keys and values are unfolded, not absorbed.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsa_verify.config import BackendConfig
-from dsa_verify.model.config import LATENT_NORM_EPS, ModelConfig
+from dsa_verify.model.backend_config import BackendConfig
+from dsa_verify.model.model_config import LATENT_NORM_EPS, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _wired(name: str, seed: int) -> dict[str, str]:
 
 def _shared_first(seed: int) -> dict[str, str]:
     """The seed picks the mode of the step."""
-    from dsa_verify.backend import Layer, Mode, path_of
+    from dsa_verify.model.backend import Layer, Mode, path_of
 
     modes: tuple[Mode, ...] = ("decode", "extend", "mixed")
     mode = modes[seed % 3]
@@ -67,7 +67,7 @@ def _packed_table(seed: int) -> dict[str, str]:
     """One layer over requests of unequal length, its page table in both forms."""
     import jax.numpy as jnp
 
-    from dsa_verify.backend import Caches, Inputs, Layer, Metadata, attend
+    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend
 
     rng = np.random.default_rng(seed)
     size, width, q_lens, history = 16, 4, np.array([3, 5, 1, 7]), rng.integers(1, 56, 4)

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from dsa_verify.config import BackendConfig
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.runtime import interpreted
 from dsa_verify.runtime.watch import Recorder
 from dsa_verify.system.random_model import DOCUMENTS, weights_of
@@ -81,7 +81,7 @@ class Wiring:
 
 @cache
 def _config(kind: str, index_topk: int, layers: int):
-    from dsa_verify.model.config import parse_config
+    from dsa_verify.model.model_config import parse_config
 
     document = {**DOCUMENTS[kind], "index_topk": index_topk, "num_hidden_layers": layers}
     document["first_k_dense_replace"] = layers  # the reference has no mixture of experts

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsa_verify.gates.records import Answer, Question
-from dsa_verify.gates.rule import Rule
 from dsa_verify.gates.run import Gate
-from dsa_verify.gates.tasks import longbench
+from dsa_verify.gates.statistics.rule import Rule
+from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.replaying import rows_of
 
 NAMES = ("qasper", "hotpotqa", "trec", "passage_count")

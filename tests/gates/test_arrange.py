@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import arms, arrange
-from dsa_verify.gates.made import TASKS as MADE
+from dsa_verify.gates import arrange
+from dsa_verify.gates.arms import arm
+from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.options import Options
-from dsa_verify.gates.payload import Endpoint
-from dsa_verify.gates.rule import Rule
-from dsa_verify.gates.sets import DOCUMENTS_MADE
-from dsa_verify.gates.tasks import ENGLISH
+from dsa_verify.gates.statistics.rule import Rule
+from dsa_verify.gates.tasks.by_name import DOCUMENTS_MADE
+from dsa_verify.gates.tasks.generated import TASKS as MADE
+from dsa_verify.gates.tasks.longbench import ENGLISH
 from tests.gates.replaying import rows_of
 
 COMMAND = "serve --port {port}"
@@ -32,7 +33,7 @@ def data(tmp_path) -> Path:
 @pytest.fixture
 def listening(monkeypatch) -> None:
     """Every URL lists a model of its own."""
-    monkeypatch.setattr(arms, "served_model", lambda endpoint: f"model of {endpoint.root}")
+    monkeypatch.setattr(arm, "served_model", lambda endpoint: f"model of {endpoint.root}")
 
 
 def arranged(**options: Any):
@@ -194,7 +195,7 @@ def test_options_that_make_no_gate_are_refused(options, words, listening, tmp_pa
 
 def test_server_that_is_not_there_is_refused_before_anything_is_asked():
     with pytest.raises(ConfigError, match=r"nothing answers at http://127\.0\.0\.1:1 "):
-        arms.served_model(Endpoint("http://127.0.0.1:1", "m"))
+        arm.served_model(Endpoint("http://127.0.0.1:1", "m"))
 
 
 def test_provenance_names_what_a_verdict_depends_on():

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.client import answer_all
-from dsa_verify.gates.journal import Journal
-from dsa_verify.gates.payload import Endpoint, Retry, body_of, payload_sha, read_reply
+from dsa_verify.gates.arms.client import answer_all
+from dsa_verify.gates.arms.journal import Journal
+from dsa_verify.gates.arms.payload import Endpoint, Retry, body_of, payload_sha, read_reply
 from dsa_verify.gates.records import Answer, Question
 from tests.gates.faulty import GARBLED, RAW, STATUSES, TOKENS, FaultyServer, right
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dsa_verify.gates.comparable import TREATMENT, answers_differ, manifests_differ, sparsity
+from dsa_verify.gates.arms.comparable import TREATMENT, answers_differ, manifests_differ, sparsity
 from dsa_verify.gates.records import Answer
 
 ANSWERS = {f"t/{n}": Answer(f"t/{n}", f"sha {n}", "payload", "text", None, "stop", 100, 5, 0) for n in range(4)}

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import operating, reasons, truths
+from dsa_verify.gates import reasons
 from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, INVALID, PASS, Decision, decide
-from dsa_verify.gates.estimates import Estimates, measure
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import Levels, Rule, harms, suspects
-from dsa_verify.gates.stopping import levels
+from dsa_verify.gates.statistics import operating, truths
+from dsa_verify.gates.statistics.estimates import Estimates, measure
+from dsa_verify.gates.statistics.rule import Levels, Rule, harms, suspects
+from dsa_verify.gates.statistics.stopping import levels
 
 RULE = Rule(sign_flips=99)
 

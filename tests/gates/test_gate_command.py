@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from dsa_verify.cli import main
 from dsa_verify.gates import arrange, options
-from dsa_verify.gates.arms import Embedded
-from dsa_verify.gates.made import made_rows
-from dsa_verify.gates.tasks import longbench
+from dsa_verify.gates.arms.arm import Embedded
+from dsa_verify.gates.tasks.generated import made_rows
+from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.fakes import Fake, gate, right, wrong
 from tests.gates.replaying import rows_of
 
@@ -69,7 +69,7 @@ def test_controls_and_reasons_are_told(arms):
 
 
 def test_lines_on_stderr_tell_how_far_it_is_without_a_terminal(arms, monkeypatch):
-    from dsa_verify.gates import progress
+    from dsa_verify.gates.arms import progress
 
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     arms(lambda key: None if key.endswith("7") else right(key))

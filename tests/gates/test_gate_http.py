@@ -18,15 +18,15 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import payload
-from dsa_verify.gates.arms import Served
+from dsa_verify.gates.arms import payload
+from dsa_verify.gates.arms.arm import Served
+from dsa_verify.gates.arms.payload import Endpoint
+from dsa_verify.gates.arms.server_command import ServerCommand, running
 from dsa_verify.gates.arrange import arrange
-from dsa_verify.gates.made import made_rows
 from dsa_verify.gates.options import Options
-from dsa_verify.gates.payload import Endpoint
 from dsa_verify.gates.records import Question
 from dsa_verify.gates.run import run
-from dsa_verify.gates.servercmd import ServerCommand, running
+from dsa_verify.gates.tasks.generated import made_rows
 from tests.gates import faulty
 from tests.gates.faulty import FaultyServer
 

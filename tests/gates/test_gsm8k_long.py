@@ -3,8 +3,8 @@
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.cut import words
-from dsa_verify.gates.gsm8k_long import gsm8k_long
+from dsa_verify.gates.tasks.gsm8k_long import gsm8k_long
+from dsa_verify.gates.tasks.truncation import words
 
 SHOTS = [{"question": f"How many is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(60)]
 ROWS = [{"question": f"How many are {n} pears?", "answer": f"All.\n#### {n},000"} for n in range(5)]
@@ -35,7 +35,7 @@ def test_scores_and_prompt_form_are_those_of_lm_eval():
     from lm_eval.api.instance import Instance
     from lm_eval.api.task import ConfigurableTask
 
-    from dsa_verify.gates.tasks import configuration
+    from dsa_verify.gates.tasks.longbench import configuration
 
     data = {split: datasets.Dataset.from_list(rows) for split, rows in (("test", ROWS), ("train", SHOTS))}
     theirs = ConfigurableTask(config={**configuration("gsm8k/gsm8k.yaml"), "custom_dataset": lambda **_: data})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.journal import Journal, fingerprint
+from dsa_verify.gates.arms.journal import Journal, fingerprint
 from dsa_verify.gates.records import Answer, Question
 
 MANIFEST = {"index_topk": 128, "page_size": 16, "environment": {"DSA_PREFILL_SPARSE": "1"}}
@@ -122,7 +122,7 @@ def test_journal_of_another_run_is_refused_by_what_differs(path):
 
 def test_second_process_is_refused_while_the_first_has_the_journal(path):
     code = (
-        "import sys; from pathlib import Path\nfrom dsa_verify.gates.journal import Journal\n"
+        "import sys; from pathlib import Path\nfrom dsa_verify.gates.arms.journal import Journal\n"
         f"Journal(Path(sys.argv[1]), 'sparse', {MANIFEST!r})"
     )
     command = [sys.executable, "-c", code, str(path)]

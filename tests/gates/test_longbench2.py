@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.longbench2 import letter, longbench2, rows_of
+from dsa_verify.gates.tasks.longbench2 import letter, longbench2, rows_of
 
 ROW = {
     "_id": "a", "domain": "Code Repository Understanding", "context": "a long {{ text }}", "question": " what is it? ",

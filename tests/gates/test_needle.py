@@ -5,8 +5,8 @@ import re
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.cut import cut, words
-from dsa_verify.gates.needle import DEPTHS, OTHERS, needle
+from dsa_verify.gates.tasks.needle import DEPTHS, OTHERS, needle
+from dsa_verify.gates.tasks.truncation import cut, words
 
 LENGTHS = (300, 900)
 GRID = needle(LENGTHS, words, repeats=3)

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.commands.gate_plan import operating as command
-from dsa_verify.gates import truths
-from dsa_verify.gates.bounds import LARGE
-from dsa_verify.gates.operating import MACRO_MARGINS, Plan, bound_sizes, fixed, sequential
-from dsa_verify.gates.rule import Rule
+from dsa_verify.gates.statistics import truths
+from dsa_verify.gates.statistics.bounds import LARGE
+from dsa_verify.gates.statistics.operating import MACRO_MARGINS, Plan, bound_sizes, fixed, sequential
+from dsa_verify.gates.statistics.rule import Rule
 
 PAGE = Path(__file__).parents[2] / "docs" / "gate-operating.md"
 TEXT = PAGE.read_text("utf-8")

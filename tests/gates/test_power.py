@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from dsa_verify.commands.gate_plan import plan
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.power import Study, paired_sd, repeats_for
+from dsa_verify.gates.statistics.power import Study, paired_sd, repeats_for
 
 TABLE = {
     25: (0.124, 0.072, 0.031, 0.192),

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from dsa_verify.gates import report
-from dsa_verify.gates.cut import words
-from dsa_verify.gates.needle import DEPTHS, needle
 from dsa_verify.gates.run import run
+from dsa_verify.gates.tasks.needle import DEPTHS, needle
+from dsa_verify.gates.tasks.truncation import words
 from tests.gates.fakes import NAMES, RULE, TASKS, Fake, gate, right, wrong
 
 HOSTILE = "</td><script>alert(1)</script> & <img src=http://example.org/x> | \ud800 ␄"

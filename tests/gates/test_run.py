@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsa_verify.gates.run import Outcome, run
-from dsa_verify.gates.tasks import longbench
+from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.fakes import DOCUMENTS, NAMES, RIGHT, RULE, TASKS, Fake, document_of, gate, right, wrong
 
 ALL = len(NAMES) * DOCUMENTS

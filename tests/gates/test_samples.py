@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.arms import Recorded
+from dsa_verify.gates.arms.arm import Recorded
+from dsa_verify.gates.arms.samples import recorded
 from dsa_verify.gates.arrange import arrange
 from dsa_verify.gates.options import Options
 from dsa_verify.gates.records import Answer
 from dsa_verify.gates.run import Gate, run
-from dsa_verify.gates.samples import recorded
-from dsa_verify.gates.tasks import longbench
+from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.replaying import answers_to, evaluate, rows_of
 
 NAMES = ("qasper", "gov_report", "lcc")

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.client import answer_all
-from dsa_verify.gates.journal import Journal
-from dsa_verify.gates.payload import Endpoint
+from dsa_verify.gates.arms.client import answer_all
+from dsa_verify.gates.arms.journal import Journal
+from dsa_verify.gates.arms.payload import Endpoint
+from dsa_verify.gates.arms.server_command import ServerCommand, running
 from dsa_verify.gates.records import Question
-from dsa_verify.gates.servercmd import ServerCommand, running
 from dsa_verify.model.tiny import DOCUMENT
 from dsa_verify.serve.model import Settings, load
 

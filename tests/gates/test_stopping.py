@@ -6,8 +6,15 @@ from scipy import integrate, stats
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import Rule
-from dsa_verify.gates.stopping import alarm_round, boundaries, evidence_of_harm, levels, log_evidence, schedule
+from dsa_verify.gates.statistics.rule import Rule
+from dsa_verify.gates.statistics.stopping import (
+    alarm_round,
+    boundaries,
+    evidence_of_harm,
+    levels,
+    log_evidence,
+    schedule,
+)
 
 LOOKS = Rule().looks
 

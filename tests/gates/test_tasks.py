@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import tasks as longbench_tasks
 from dsa_verify.gates.decision import measure
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import Rule
-from dsa_verify.gates.stopping import levels
-from dsa_verify.gates.tasks import CHINESE, CORRECTIONS, ENGLISH, FIRST_LINE, Task, longbench, rows_of_file
+from dsa_verify.gates.statistics.rule import Rule
+from dsa_verify.gates.statistics.stopping import levels
+from dsa_verify.gates.tasks import longbench as longbench_tasks
+from dsa_verify.gates.tasks.longbench import CHINESE, CORRECTIONS, ENGLISH, FIRST_LINE, Task, longbench, rows_of_file
 from tests.gates.replaying import CLASSES, answers_to, evaluate, rows_of
 
 NAMES = [name for names in ENGLISH.values() for name in names]

@@ -7,7 +7,7 @@ import pytest
 from dsa_verify.errors import GoldenError
 from dsa_verify.golden import review, store
 from dsa_verify.golden.snapshot import golden_snapshot
-from dsa_verify.suite import DEFAULT_PROVIDERS
+from dsa_verify.run.suite import DEFAULT_PROVIDERS
 
 FOLDER = Path(__file__).parents[2] / "golden"
 NAMES = review.wanted()

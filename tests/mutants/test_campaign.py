@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import suite, workers
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.mutants import campaign
 from dsa_verify.mutants.campaign import Fate, Order, try_mutant
 from dsa_verify.mutants.digest import _meaning, code_digest
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.score import Score, explanations
 from dsa_verify.mutants.systematic import systematic_mutants
-from dsa_verify.mutants.table import MUTANTS
+from dsa_verify.run import suite, workers
 
 
 def fate(name, *killed_by, kind="operator"):

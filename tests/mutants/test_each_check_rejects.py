@@ -7,11 +7,11 @@ import pytest
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, INVARIANCES
-from dsa_verify.kernels.contract import SURFACES, Kernel, Provider
+from dsa_verify.contract import SURFACES, Kernel, Provider
 from dsa_verify.kernels.providers import load_provider
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.source import Patch, StaleMutant, with_patches
-from dsa_verify.mutants.table import MUTANTS
-from dsa_verify.verify import verify
+from dsa_verify.run.verify import verify
 
 
 def rejections(provider: Provider, surface: str, scenario: str, *checks: str) -> dict[str, str]:

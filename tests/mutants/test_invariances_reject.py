@@ -10,10 +10,10 @@ import pytest
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, INVARIANCES, invariances_for
-from dsa_verify.kernels.contract import SURFACES, Provider
+from dsa_verify.contract import SURFACES, Provider
 from dsa_verify.kernels.providers import load_provider
 from dsa_verify.mutants.source import Patch, with_patches
-from dsa_verify.verify import verify
+from dsa_verify.run.verify import verify
 
 JNP = "dsa_verify.kernels.jnp"
 PLAIN = tuple(name for name in CHECKS if name not in INVARIANCES)

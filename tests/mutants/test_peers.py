@@ -8,12 +8,12 @@ import pytest
 from click import UsageError
 
 from dsa_verify.batch.table import SCENARIOS
-from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.contract import SURFACES
+from dsa_verify.mutants.kernel_table import MUTANTS, Wrong
 from dsa_verify.mutants.operators import OPERATORS
 from dsa_verify.mutants.peer_table import TEMPLATE, PeerMutant, digest, load_table, raising_function, rewritten
 from dsa_verify.mutants.peers import BEGIN, END, Fate, markdown, with_block
 from dsa_verify.mutants.source import StaleMutant
-from dsa_verify.mutants.table import MUTANTS, Wrong
 
 PEER = load_table()
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text("utf-8")

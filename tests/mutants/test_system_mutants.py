@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.cli import main
-from dsa_verify.kernels.contract import SURFACES as KERNEL_SURFACES
+from dsa_verify.contract import SURFACES as KERNEL_SURFACES
 from dsa_verify.mutants import campaign
 from dsa_verify.mutants.campaign import Order, try_mutant
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import KINDS, OTHER
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.system import SURFACES, Hook, Lines
 from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
 from dsa_verify.mutants.systematic import systematic_mutants
-from dsa_verify.mutants.table import MUTANTS
 from dsa_verify.system.scenarios import CHECKS, SCENARIOS
 
 WIRED = [name for name, mutant in SYSTEM_MUTANTS.items() if mutant.surface != "engine"]
@@ -49,16 +49,16 @@ def test_mutants_have_kinds_scenarios_and_names_of_their_own():
 
 
 def test_source_that_moved_on_is_an_error_not_a_survivor():
-    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Lines("dsa_verify.backend", "no such line", ""))
+    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Lines("dsa_verify.model.backend", "no such line", ""))
     with pytest.raises(StaleMutant, match="expected once"):
         gone.rejected("shared-first", 0)
 
 
 def test_system_that_is_right_survives_and_the_real_modules_are_untouched(monkeypatch):
-    before = {module: vars(__import__(module, fromlist=["x"])) for module in ("dsa_verify.backend",)}
+    before = {module: vars(__import__(module, fromlist=["x"])) for module in ("dsa_verify.model.backend",)}
     right = replace(
         SYSTEM_MUTANTS["shared-layer-runs-without-a-selection"],
-        change=Lines("dsa_verify.backend", '"""One layer on one device, its path decided."""', ""),
+        change=Lines("dsa_verify.model.backend", '"""One layer on one device, its path decided."""', ""),
     )
     monkeypatch.setattr(campaign, "named", lambda name: right)
     assert not try_mutant(Order("right"), "quick", deep=False).killed

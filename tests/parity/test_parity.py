@@ -4,6 +4,6 @@ import pytest
 
 
 @pytest.mark.parity
-def test_parity(parity_case, parity_run):
-    """One case; `--provider --surface --scenario --tier` choose them, `dsa-verify show NAME` explains one."""
-    parity_run(parity_case)
+def test_parity(dsa_case, dsa_run):
+    """One case; `--dsa-provider --dsa-surface --dsa-scenario --dsa-tier` choose, `dsa-verify show NAME` explains."""
+    dsa_run(dsa_case)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import Kernel, Provider
+from dsa_verify.contract import Kernel, Provider
 from dsa_verify.kernels.jnp.ragged import gather_rows, place
 
 MIB = 2**20

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from dsa_verify.kernels.contract import SURFACES, Kernel, Provider
+from dsa_verify.contract import SURFACES, Kernel, Provider
 
 
 def _cache_write(**operands):

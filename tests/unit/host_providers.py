@@ -3,7 +3,7 @@
 import os
 import signal
 
-from dsa_verify.kernels.contract import Kernel, Provider
+from dsa_verify.contract import Kernel, Provider
 from dsa_verify.kernels.providers import load_provider
 
 WRONG_DATA, WRONG_FROM = 1, 2

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from dsa_verify import oracle
-from dsa_verify.backend import Caches, Inputs, Layer, Metadata, Path, Selection, attend, path_of
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.requests import page_count
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS
-from dsa_verify.config import BackendConfig
+from dsa_verify.contract import Promise
 from dsa_verify.errors import ConfigError, ContractError
-from dsa_verify.evidence import Evidence, Promise, Run
+from dsa_verify.evidence import Evidence, Run
+from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, Path, Selection, attend, path_of
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.runtime import interpreted
 
 EXTENDS = ("several-unequal-p16-f32", "mixed-decode-and-chunk-p16-f32", "padding-sequences-between-p16-f32")

@@ -35,11 +35,11 @@ def compare(mesh, mode: str, names: tuple[str, ...]):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from dsa_verify import oracle
-    from dsa_verify.backend import Layer, attend
     from dsa_verify.batch.table import SCENARIOS
     from dsa_verify.checks.tolerance import attention_budget
-    from dsa_verify.config import BackendConfig
-    from dsa_verify.evidence import Promise
+    from dsa_verify.contract import Promise
+    from dsa_verify.model.backend import Layer, attend
+    from dsa_verify.model.backend_config import BackendConfig
     from tests.unit.test_backend import operands
 
     def layer(kind: str, mesh, *given):

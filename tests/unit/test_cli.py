@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import explain, suite
 from dsa_verify.batch.table import FAMILIES, SCENARIOS
 from dsa_verify.checks import CHECKS
 from dsa_verify.cli import main
+from dsa_verify.commands import machine
+from dsa_verify.contract import SURFACES
 from dsa_verify.evidence import Result, Verdict
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.known import KnownFailure
 from dsa_verify.report.outcome import Outcome
+from dsa_verify.run import suite
+from dsa_verify.run.known_failures import KnownFailure
 
 SINGLE = "single-prefill-p16-f32"
 STALE = """
@@ -107,7 +108,7 @@ def test_fault_of_the_suite_exits_3_with_its_traceback_on_stderr(monkeypatch):
     def broken(*_):
         raise AssertionError("an oracle without an answer")
 
-    monkeypatch.setattr("dsa_verify.verify.verify", broken)
+    monkeypatch.setattr("dsa_verify.run.verify.verify", broken)
     result = parity()
     assert result.exit_code == 3
     assert "the suite broke: AssertionError" in result.stdout
@@ -276,12 +277,12 @@ def test_doctor_says_versions_backend_and_which_providers_load():
 
 def test_doctor_says_what_cannot_be_verified_here_why_and_what_to_do(monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(explain, "find_spec", lambda name: None if name in ("libtpu", "rouge") else found(name))
-    told = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in explain.abilities("cpu")}
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("libtpu", "rouge") else found(name))
+    told = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in machine.abilities("cpu")}
     assert told["compile"].startswith("no ") and told["compile"].endswith("pip install 'dsa-verify[tpu]'")
     assert "rouge not installed" in told["gate"] and told["serve"].startswith("yes")
     assert told["parity, mutants"].startswith("yes") and "no TPU" in told["parity, golden check"]
-    native = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in explain.abilities("tpu")}
+    native = {one.what.rpartition("(")[2].rstrip(")"): str(one) for one in machine.abilities("tpu")}
     assert native["parity, mutants"].startswith("no ") and native["parity, golden check"].startswith("yes")
 
 

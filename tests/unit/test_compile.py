@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.contract import SURFACES
 
 ROOT = Path(__file__).parents[2]
 TARGETS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -22,7 +22,7 @@ import jax, numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 from dsa_verify.kernels import pallas
-from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.contract import SURFACES
 from dsa_verify.shapes import shape_named
 
 model, tokens, page_size, pages, bf16, i32 = shape_named("glm-5.2-tp16"), 64, 64, 3200, "bfloat16", "int32"

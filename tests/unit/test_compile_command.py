@@ -16,8 +16,8 @@ from dsa_verify.compile.cases import Case, Plan, cases
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.evidence import Figures, judge, refused
 from dsa_verify.compile.layers import DATA, LAYERS
+from dsa_verify.contract import SURFACES, Provider, check_call
 from dsa_verify.errors import ConfigError
-from dsa_verify.kernels.contract import SURFACES, Provider, check_call
 from dsa_verify.kernels.providers import layout, load_provider
 
 WRITE = Case("builtin", "cache_write", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.contract import SURFACES, check_call, surface_named
 from dsa_verify.errors import ConfigError, ContractError
-from dsa_verify.kernels.contract import SURFACES, check_call, surface_named
 
 BATCH = SCENARIOS["single-extend-p16-f32"].build()
 

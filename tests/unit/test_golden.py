@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import oracle, suite
+from dsa_verify import oracle
 from dsa_verify.batch.requests import Request
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import tolerance
 from dsa_verify.cli import main
+from dsa_verify.contract import SURFACES
 from dsa_verify.errors import GoldenError
 from dsa_verify.evidence import Result, Verdict
 from dsa_verify.golden import canonical, measure, review, store
 from dsa_verify.golden.compare import differences, grown, provider_differences
 from dsa_verify.golden.fingerprint import fingerprint, signs
-from dsa_verify.kernels.contract import SURFACES
-from dsa_verify.mutants.table import MUTANTS
-from dsa_verify.verify import batch_of
+from dsa_verify.mutants.kernel_table import MUTANTS
+from dsa_verify.run import suite
+from dsa_verify.run.verify import batch_of
 
 pytest_plugins = ["pytester"]
 

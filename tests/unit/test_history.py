@@ -13,7 +13,7 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Result, Verdict
 from dsa_verify.report import history, trend
 from dsa_verify.report.outcome import Outcome
-from dsa_verify.shards import Shard
+from dsa_verify.run.partition import Shard
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 VERDICTS = {"a": Verdict.accepted, "r": lambda share: Verdict.rejected("far off", share)}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dsa_verify.batch import Bucket, Request, Scenario
+from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ContractError
-from dsa_verify.kernels.contract import SURFACES
 from dsa_verify.kernels.pallas import index_page_topk, index_topk, indexing
 from dsa_verify.oracle.expected import expected
 from dsa_verify.runtime import run

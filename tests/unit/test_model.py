@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dsa_verify.batch.batch import slots_of
-from dsa_verify.config import BackendConfig
 from dsa_verify.engine.step import Step, mode_of
 from dsa_verify.errors import ConfigError
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights, write_checkpoint
-from dsa_verify.model.config import ModelConfig, parse_config, read_config
+from dsa_verify.model.model_config import ModelConfig, parse_config, read_config
 from tests.unit.random_models import CHUNKS, DOCUMENTS, tokens_of, weights_of
 
 PINS = Path(__file__).parents[2] / "golden" / "model"

@@ -19,10 +19,10 @@ from dsa_verify import oracle
 from dsa_verify.batch import Batch
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks.bits import differing_rows
+from dsa_verify.contract import SURFACES, Surface
 from dsa_verify.evidence import Expected
-from dsa_verify.kernels.contract import SURFACES, Surface
 from dsa_verify.oracle.expected import allowed
-from dsa_verify.verify import batch_of
+from dsa_verify.run.verify import batch_of
 
 QUICK = [scenario for scenario in SCENARIOS.values() if scenario.tier == "quick"]
 LONG = {"long-context-p128-bf16": "dense_mla", "document-long-p128-bf16": "sparse_mla_prefill"}

@@ -19,24 +19,25 @@ def run(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
+    pytester.makeini("[pytest]\nmarkers = parity: as in this repository")
     pytester.makepyfile(test_parity=(ROOT / "tests/parity/test_parity.py").read_text())
 
     def run(*arguments, providers=("jnp",), scenarios=(SINGLE,)):
-        chosen = [f"--provider={name}" for name in providers] + [f"--scenario={name}" for name in scenarios]
-        settings = ["--strict-markers", "-W", "error", "--surface=cache_write", "-v"]
+        chosen = [f"--dsa-provider={name}" for name in providers] + [f"--dsa-scenario={name}" for name in scenarios]
+        settings = ["--strict-markers", "-W", "error", "--dsa-surface=cache_write", "-v"]
         return pytester.runpytest_subprocess(*PLUGIN, *settings, *chosen, *arguments)
 
     return run
 
 
-def test_ids_header_and_junit(run, pytester):
+def test_ids_versions_and_junit(run, pytester):
     result = run("-m", "parity", "--junitxml=junit.xml", scenarios=[SINGLE, "decode-one-d16-bf16"])
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "dsa-verify *: jax *; provider=*jnp*, surface=*cache_write*, *tier=quick",
             f"*test_parity[[]jnp-cache_write-{SINGLE}[]] PASSED*",
             "*test_parity[[]jnp-cache_write-decode-one-d16-bf16[]] PASSED*",
+            "dsa-verify *: jax *; provider=*jnp*, surface=*cache_write*, *tier=quick",
         ]
     )
     properties = ElementTree.parse(pytester.path / "junit.xml").iterfind(".//property[@name='check']")
@@ -74,11 +75,11 @@ def test_other_tests_that_ran_keep_their_exit_status(run, pytester):
 def test_known_failures_skip_and_stale_ones_end_the_session_rejected(run, pytester):
     entry = '[[failure]]\nid = "cache_write/{}/cache"\nreason = "writes nothing"\nsmallest = "one token"\n'
     pytester.makefile(".toml", known=entry.format("single-*") + entry.format("decode-one-*"))
-    result = run("--known-failures=known.toml", providers=["broken_providers:nan"])
+    result = run("--dsa-known-failures=known.toml", providers=["broken_providers:nan"])
     assert result.ret == 0
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["     1  known failure: writes nothing"])
-    result = run("--known-failures=known.toml", "-n2", providers=["jnp"])
+    result = run("--dsa-known-failures=known.toml", "-n2", providers=["jnp"])
     assert result.ret == 1
     result.stdout.fnmatch_lines(["stale known failure: cache_write/single-[*]/cache matches no rejection any more*"])
 
@@ -108,3 +109,47 @@ def test_provider_that_cannot_be_loaded_fails_with_its_reason(run):
     assert result.ret == 1
     assert any("built for another JAX" in line for line in result.outlines)
     assert not any("Traceback" in line for line in result.outlines)
+
+
+FOREIGN = """
+import pytest
+
+def pytest_addoption(parser):
+    for name in ("tier", "provider", "surface", "scenario", "document", "provider-path", "known-failures"):
+        parser.addoption(f"--{name}", default="theirs")
+    parser.addini("tier", "a setting of theirs", default="theirs")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "parity: even and odd")
+
+@pytest.fixture(params=[0, 1])
+def parity_case(request):
+    return request.param
+"""
+FOREIGN_TEST = """
+import sys
+import pytest
+
+@pytest.mark.parity
+def test_even(parity_case, pytestconfig):
+    assert pytestconfig.getoption("--tier") == "mine"
+    assert parity_case in (0, 1)
+
+def test_nothing_of_the_suite_was_imported():
+    assert not {name for name in sys.modules if name in ("jax", "numpy") or name.startswith("dsa_verify.")} - {
+        "dsa_verify.plugin", "dsa_verify.errors"
+    }
+"""
+
+
+@pytest.mark.parametrize("distribute", [["-p", "no:xdist"], ["-n2"], ["-n2", "--dist", "loadgroup"]])
+def test_foreign_project_is_left_as_it_is(pytester, monkeypatch, distribute):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeconftest(FOREIGN)
+    pytester.makepyfile(FOREIGN_TEST)
+    result = pytester.runpytest_subprocess(*PLUGIN, "--strict-markers", "-W", "error", "--tier=mine", *distribute)
+    result.assert_outcomes(passed=3)
+    assert result.ret == 0
+    assert not any("dsa" in line for line in result.outlines if not line.startswith(("plugins:", "rootdir:")))

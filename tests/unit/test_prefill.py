@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.model.config import parse_config
 from dsa_verify.model.decoder import load_params
+from dsa_verify.model.model_config import parse_config
 from dsa_verify.model.prefill import selections_of
 from dsa_verify.profile.prefill import Settings, trace_of
 from tests.unit.random_models import DOCUMENTS, TOKENS, tokens_of, weights_of

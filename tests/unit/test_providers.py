@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.contract import SURFACES, Provider
 from dsa_verify.errors import ConfigError, ProviderError
-from dsa_verify.kernels.contract import SURFACES, Provider
 from dsa_verify.kernels.providers import load_provider, sglang_jax, tpu_inference
 
 

@@ -12,12 +12,12 @@ from dsa_verify import oracle
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, heatmap
 from dsa_verify.checks.tolerance import score_band
-from dsa_verify.evidence import Evidence, Expected, Heatmap, HeatmapRow, Promise, Result, Run, Selection
-from dsa_verify.kernels.contract import Kernel, Provider, surface_named
+from dsa_verify.contract import Kernel, Promise, Provider, surface_named
+from dsa_verify.evidence import Evidence, Expected, Heatmap, HeatmapRow, Result, Run, Selection
 from dsa_verify.report import heatmap as drawing
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import DRAWN, page
-from dsa_verify.verify import batch_of, verify
+from dsa_verify.run.verify import batch_of, verify
 
 EXTEND = "single-extend-p16-f32"
 CASES = [(EXTEND, True), (EXTEND, False), ("ties-plateau-p16-f32", False), ("long-context-p128-bf16", False)]

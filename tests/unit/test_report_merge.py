@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
-from dsa_verify.known import KnownFailure
 from dsa_verify.report.merge import merge
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.reading import outcome, read
-from dsa_verify.shards import Shard
+from dsa_verify.run.known_failures import KnownFailure
+from dsa_verify.run.partition import Shard
 
 GOOD, BAD = Verdict.accepted(0.5), Verdict.rejected("far off", 3.0)
 DRAWN = Heatmap("selection", "page", 1, 1, 14, (HeatmapRow(0, 141, "..==-.=..+", "1 expected and missing"),))

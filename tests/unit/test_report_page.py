@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.evidence import Result, Verdict
-from dsa_verify.known import KnownFailure
 from dsa_verify.report import history
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import MOST, page
+from dsa_verify.run.known_failures import KnownFailure
 
 SCENARIO = "single-prefill-p16-f32"
 REASON = (

@@ -16,7 +16,7 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Result, Verdict
 from dsa_verify.gates.decision import decide
 from dsa_verify.gates.records import TaskScores
-from dsa_verify.gates.rule import Rule
+from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.mutants.campaign import Fate
 from dsa_verify.mutants.kinds import title
 from dsa_verify.mutants.score import Score

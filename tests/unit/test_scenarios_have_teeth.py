@@ -10,8 +10,8 @@ from dsa_verify import oracle
 from dsa_verify.batch import Batch
 from dsa_verify.batch.table import FAMILIES, SCENARIOS
 from dsa_verify.checks import parity, selection
+from dsa_verify.contract import SURFACES
 from dsa_verify.evidence import Attention, Evidence, Expected, Run
-from dsa_verify.kernels.contract import SURFACES
 
 QUICK = [scenario for scenario in SCENARIOS.values() if scenario.tier == "quick"]
 ATTENDING = [surface.name for surface in SURFACES.values() if surface.attends]

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from dsa_verify import soak, suite
 from dsa_verify.batch.requests import Request
 from dsa_verify.batch.soak import smaller
 from dsa_verify.batch.table import BUCKETS, SCENARIOS
 from dsa_verify.cli import main
 from dsa_verify.evidence import Result, Verdict
+from dsa_verify.run import soak, suite
 
 
 @pytest.mark.parametrize("start", range(0, 14 * 25, 25))

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from dsa_verify import suite
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.table import SCENARIOS
+from dsa_verify.contract import SURFACES
 from dsa_verify.errors import BatchError, ConfigError, ContractError, ProviderError
-from dsa_verify.kernels.contract import SURFACES
 from dsa_verify.kernels.providers import load_provider
-from dsa_verify.verify import execute, verify
+from dsa_verify.run import suite
+from dsa_verify.run.verify import execute, verify
 
 SINGLE = "single-prefill-p16-f32"
 
@@ -160,7 +160,7 @@ def test_fault_of_the_suite_rejects_one_case_only(monkeypatch):
     def broken(*_):
         raise AssertionError("an oracle without an answer")
 
-    monkeypatch.setattr("dsa_verify.verify.verify", broken)
+    monkeypatch.setattr("dsa_verify.run.verify.verify", broken)
     results = suite.run_cases(fake("nan"), jobs=1)
     assert reasons(results) == {"the suite broke: AssertionError: an oracle without an answer"}
     assert all("test_suite.py" in str(result.extra["broke"]) for result in results)

@@ -5,14 +5,14 @@ import warnings
 
 import pytest
 
-from dsa_verify.kernels.contract import SURFACES
+from dsa_verify.contract import SURFACES
 from dsa_verify.mutants import systematic
+from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import KINDS, NOT_EXPRESSIBLE, OTHER
 from dsa_verify.mutants.operators import OPERATORS
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
 from dsa_verify.mutants.systematic import MODULES, source_of, systematic_mutants
-from dsa_verify.mutants.table import MUTANTS
 
 
 def mutated(operator: str, line: str) -> list[str]:

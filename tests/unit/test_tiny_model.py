@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dsa_verify.config import BackendConfig
 from dsa_verify.engine import Engine, EngineConfig, GenerationRequest
+from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights
-from dsa_verify.model.config import read_config
+from dsa_verify.model.model_config import read_config
 from dsa_verify.model.tiny import END, Words, tiny_config, tiny_weights, write_tiny
 
 FILLER = [f"filler{n}" for n in range(30)]

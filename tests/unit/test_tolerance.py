@@ -10,7 +10,8 @@ from dsa_verify import oracle
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import parity
 from dsa_verify.checks.tolerance import attention_budget, score_band
-from dsa_verify.evidence import Evidence, Expected, Promise, Run, Selection, unit_roundoff
+from dsa_verify.contract import Promise
+from dsa_verify.evidence import Evidence, Expected, Run, Selection, unit_roundoff
 from dsa_verify.oracle.attention import attend
 from dsa_verify.oracle.scores import index_scores
 from tests.unit.test_scenarios_have_teeth import built

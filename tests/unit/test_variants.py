@@ -9,7 +9,7 @@ import pytest
 from dsa_verify import oracle
 from dsa_verify.batch import Batch, variants
 from dsa_verify.batch.table import SCENARIOS
-from dsa_verify.verify import batch_of
+from dsa_verify.run.verify import batch_of
 
 QUICK = [s for s in SCENARIOS.values() if s.tier == "quick" and s.family != "long" and "long" not in s.name]
 WAYS = ("split", "composition", "order", "padding", "pages", "prefix", "scaling")

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.jnp.ragged import Placement, over_sequences, place, sequence_of, slots, write_rows
 from dsa_verify.shapes import LANES, align
 

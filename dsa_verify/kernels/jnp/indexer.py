@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.jnp.projections import project
 from dsa_verify.kernels.jnp.ragged import over_sequences, place, write_rows
 from dsa_verify.shapes import IndexerConvention

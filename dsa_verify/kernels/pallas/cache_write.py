@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import PAGE_MULTIPLE, implements
+from dsa_verify.contract import PAGE_MULTIPLE, implements
 from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
 from dsa_verify.shapes import align
 

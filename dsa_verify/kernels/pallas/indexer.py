@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas import indexing
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.flash import contract

@@ -23,8 +23,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from dsa_verify.contract import SURFACES, check_call
 from dsa_verify.errors import ContractError
-from dsa_verify.kernels.contract import SURFACES, check_call
 from dsa_verify.kernels.pallas.layout import block_span, pad_to
 from dsa_verify.shapes import LANES, align
 

@@ -9,7 +9,7 @@ fetched twice.
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import Placement, latent_rows, slots
 from dsa_verify.kernels.pallas.query_attention import query_attention

@@ -9,7 +9,7 @@ select different pages, and the plainer statement of what both compute.
 import jax
 import jax.numpy as jnp
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import latent_rows
 from dsa_verify.kernels.pallas.query_attention import query_attention

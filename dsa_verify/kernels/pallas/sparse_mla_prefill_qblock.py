@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.contract import implements
+from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.block_attention import KEYS_PER_STEP, Accumulator, flat_queries, per_lane
 from dsa_verify.kernels.pallas.cache_write import write_rows
 from dsa_verify.kernels.pallas.layout import latent_rows, pad_to

@@ -5,8 +5,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from dsa_verify.contract import SURFACES, Provider
 from dsa_verify.errors import ConfigError, DsaVerifyError, ProviderError, unknown_name
-from dsa_verify.kernels.contract import SURFACES, Provider
 
 ENTRY_POINTS = "dsa_verify.providers"
 
@@ -44,7 +44,7 @@ def load_provider(name: str, path: Path | None = None) -> Provider:
     provider = _resolve(known.get(name, name))
     if not isinstance(provider, Provider):
         raise ProviderError(
-            f"{known.get(name, name)} gave {type(provider).__name__}, expected a dsa_verify.kernels.contract.Provider "
+            f"{known.get(name, name)} gave {type(provider).__name__}, expected a dsa_verify.contract.Provider "
             f"or a function without arguments that returns one"
         )
     for surface in (*provider.kernels, *provider.missing):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 
 from dsa_verify import __version__
-from dsa_verify.evidence import Promise
-from dsa_verify.kernels.contract import Kernel, Provider
+from dsa_verify.contract import Kernel, Promise, Provider
 from dsa_verify.shapes import LANES
 
 STEP = {"pages_per_step": 2}

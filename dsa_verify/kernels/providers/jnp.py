@@ -1,8 +1,7 @@
 """The `jnp` provider: every surface in plain jax.numpy."""
 
 from dsa_verify import __version__
-from dsa_verify.evidence import Promise
-from dsa_verify.kernels.contract import Kernel, Provider
+from dsa_verify.contract import Kernel, Promise, Provider
 
 
 def load() -> Provider:

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
+from dsa_verify.contract import Kernel, Promise, Provider
 from dsa_verify.errors import ProviderError
-from dsa_verify.evidence import Promise
-from dsa_verify.kernels.contract import Kernel, Provider
 from dsa_verify.kernels.providers import layout
 from dsa_verify.shapes import LANES
 
