@@ -49,7 +49,7 @@ class Surface:
     """
 
     name: str
-    promise: str
+    summary: str
     arrays: Mapping[str, tuple[str, ...]]
     statics: tuple[str, ...]
     outputs: Mapping[str, tuple[str, ...]]

@@ -43,7 +43,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ScoredCandidates:
     """Scores of every candidate (positions or pages) for every token, and how many may be kept.
 
     value: f64[tokens, candidates], -inf where a candidate is not causal; padding tokens have none.
@@ -81,7 +81,7 @@ class Expected:
     """The oracle's answer for one surface: the parts that the surface has."""
 
     attention: Attention | None = None
-    selection: Selection | None = None
+    selection: ScoredCandidates | None = None
     cache_kv: np.ndarray | None = None
     keys: Keys | None = None
 
@@ -167,7 +167,7 @@ class HeatmapRow:
     request: int
     position: int
     cells: str
-    told: str
+    note: str
 
 
 @dataclass(frozen=True)

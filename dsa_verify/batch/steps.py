@@ -15,7 +15,7 @@ SEED = 7
 
 
 @dataclass(frozen=True)
-class Step:
+class VariantStep:
     """One step of a variant. tokens: i32[tokens], the base's token that each of its tokens repeats; -1 for none."""
 
     batch: Batch
@@ -23,7 +23,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Part:
+class SequencePart:
     """Some new tokens of one sequence of the base: the `first` to before the `last` of those it has in the step."""
 
     seq: int
@@ -31,24 +31,24 @@ class Part:
     last: int
 
 
-def in_own_slots(batch: Batch, parts: Iterable[Part]) -> list[Part | None]:
+def in_own_slots(batch: Batch, parts: Iterable[SequencePart]) -> list[SequencePart | None]:
     """Parts in the sequence slots that they have in the base, padding in all others."""
-    filled: list[Part | None] = [None] * batch.seqs
+    filled: list[SequencePart | None] = [None] * batch.seqs
     for part in parts:
         filled[part.seq] = part
     return filled
 
 
-def chain(batch: Batch, layouts: Iterable[Sequence[Part | None]]) -> tuple[Step, ...]:
+def chain(batch: Batch, layouts: Iterable[Sequence[SequencePart | None]]) -> tuple[VariantStep, ...]:
     """Steps in which each sequence slot holds a part of a sequence of the base, or padding."""
-    steps: list[Step] = []
+    steps: list[VariantStep] = []
     for parts in layouts:
         done = [step.tokens[step.tokens >= 0] for step in steps]
         steps.append(_step(batch, parts, np.concatenate([*done, np.zeros(0, np.int32)])))
     return tuple(steps)
 
 
-def _step(batch: Batch, parts: Sequence[Part | None], done: np.ndarray) -> Step:
+def _step(batch: Batch, parts: Sequence[SequencePart | None], done: np.ndarray) -> VariantStep:
     """The step with these parts in its sequence slots, after the tokens `done` of the base have been written."""
     empty = 1 if batch.mode == "decode" else 0
     given = [batch.cu_q_lens[p.seq] + np.arange(p.first, p.last) if p else np.full(empty, -1) for p in parts]
@@ -84,7 +84,7 @@ def _step(batch: Batch, parts: Sequence[Part | None], done: np.ndarray) -> Step:
         index_cache=keys.reshape(batch.index_cache.shape),
         **{name: gathered(name) for name in ("positions", "out_cache_loc", "topk_pages", *BY_TOKEN)},
     )
-    return Step(variant, tokens)
+    return VariantStep(variant, tokens)
 
 
 def _written(batch: Batch, tokens: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.poison import free_pages, poison_table
 from dsa_verify.batch.requests import RESERVED_PAGE, page_count
-from dsa_verify.batch.steps import SEED, Part, Step, chain, in_own_slots
+from dsa_verify.batch.steps import SEED, SequencePart, VariantStep, chain, in_own_slots
 from dsa_verify.batch.values import TABLE, stream
 from dsa_verify.shapes import LANES, align
 
@@ -34,7 +34,7 @@ class Variant:
     reference: a batch whose run takes the place of the base's, where the base cannot be compared with.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[VariantStep, ...]
     slots: np.ndarray
     surface: str | None = None
     scale: float = 1.0
@@ -66,7 +66,7 @@ def order(batch: Batch) -> Variant | None:
     requests = _requests(batch)
     if len(requests) < 2:
         return None
-    parts: list[Part | None] = [None] * batch.seqs
+    parts: list[SequencePart | None] = [None] * batch.seqs
     for slot, seq in zip(requests, np.roll(requests, -1), strict=True):
         parts[slot] = _whole(batch, int(seq))
     return Variant(chain(batch, [parts]), _same_slots(batch))
@@ -78,7 +78,7 @@ def padding(batch: Batch) -> Variant | None:
     room = batch.seqs - len(requests)
     if not len(requests) or not room:
         return None
-    parts: list[Part | None] = []
+    parts: list[SequencePart | None] = []
     for n, seq in enumerate(requests):
         parts += [None, _whole(batch, seq)] if n < room else [_whole(batch, seq)]
     return Variant(chain(batch, [parts + [None] * (batch.seqs - len(parts))]), _same_slots(batch))
@@ -105,7 +105,7 @@ def pages(batch: Batch) -> Variant | None:
         page_table=np.where(in_pool, moved[np.where(in_pool, batch.page_table, 0)], batch.page_table),
         out_cache_loc=np.where(loc >= 0, moved[loc // size] * size + loc % size, -1).astype(np.int32),
     )
-    return Variant((Step(variant, _same_tokens(batch)),), _slots_of_pages(batch, source, variant.owned))
+    return Variant((VariantStep(variant, _same_tokens(batch)),), _slots_of_pages(batch, source, variant.owned))
 
 
 def prefix(batch: Batch) -> Variant | None:
@@ -130,7 +130,7 @@ def prefix(batch: Batch) -> Variant | None:
         index_cache=batch.index_cache[source],
         page_table=poison_table(table, batch.kv_lens, batch.page_size, poison, SEED),
     )
-    return Variant((Step(variant, _same_tokens(batch)),), _slots_of_pages(batch, source, variant.owned))
+    return Variant((VariantStep(variant, _same_tokens(batch)),), _slots_of_pages(batch, source, variant.owned))
 
 
 def scaling(batch: Batch) -> Variant | None:
@@ -146,7 +146,7 @@ def scaling(batch: Batch) -> Variant | None:
         ql_nope=batch.ql_nope / np.asarray(VALUE_SCALE, cache.dtype),
         index_weights=batch.index_weights * np.float32(WEIGHT_SCALE),
     )
-    return Variant((Step(variant, _same_tokens(batch)),), np.full(batch.owned.size, -1), scale=VALUE_SCALE)
+    return Variant((VariantStep(variant, _same_tokens(batch)),), np.full(batch.owned.size, -1), scale=VALUE_SCALE)
 
 
 def shift(batch: Batch) -> Variant | None:
@@ -165,7 +165,7 @@ def shift(batch: Batch) -> Variant | None:
         return batch.replace(cache_kv=cache, q_pe=q_pe, new_k_pe=new)
 
     return Variant(
-        (Step(with_lane(LANE_KEY), _same_tokens(batch)),),
+        (VariantStep(with_lane(LANE_KEY), _same_tokens(batch)),),
         np.full(batch.owned.size, -1),
         shift=batch.sm_scale * LANE_QUERY * LANE_KEY,
         reference=with_lane(0.0),
@@ -196,7 +196,7 @@ def _through(surface: str, batch: Batch, compared: np.ndarray) -> Variant | None
     tokens = np.where(compared & batch.real, np.arange(batch.tokens), -1)
     if not (tokens >= 0).any():
         return None
-    return Variant((Step(batch, tokens),), _same_slots(batch), surface=surface)
+    return Variant((VariantStep(batch, tokens),), _same_slots(batch), surface=surface)
 
 
 def _requests(batch: Batch) -> np.ndarray:
@@ -204,18 +204,18 @@ def _requests(batch: Batch) -> np.ndarray:
     return np.flatnonzero(batch.kv_lens > 0)
 
 
-def _whole(batch: Batch, seq: int) -> Part:
-    return Part(int(seq), 0, int(batch.q_lens[seq]))
+def _whole(batch: Batch, seq: int) -> SequencePart:
+    return SequencePart(int(seq), 0, int(batch.q_lens[seq]))
 
 
-def _pieces(batch: Batch, seq: int) -> list[Part]:
+def _pieces(batch: Batch, seq: int) -> list[SequencePart]:
     """A chunk cut in up to three: off a page boundary as near to its middle as can be, and on its first one."""
     n, history = int(batch.q_lens[seq]), int(batch.kv_lens[seq] - batch.q_lens[seq])
     inside = sorted(range(1, n), key=lambda cut: abs(2 * cut - n))
     on = [cut for cut in range(1, n) if (history + cut) % batch.page_size == 0][:1]
     off = [cut for cut in inside if (history + cut) % batch.page_size][:1]
     edges = [0, *sorted(on + off), n]
-    return [Part(seq, first, last) for first, last in pairwise(edges)]
+    return [SequencePart(seq, first, last) for first, last in pairwise(edges)]
 
 
 def _same_tokens(batch: Batch) -> np.ndarray:

@@ -9,7 +9,7 @@ from dsa_verify.checks import describe
 from dsa_verify.checks.bits import differing_rows
 from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Evidence, Rerun, Run, Selection, Verdict
+from dsa_verify.evidence import Evidence, Rerun, Run, ScoredCandidates, Verdict
 
 NOT_BY_TOKEN = ("cache_kv", "index_cache", "topk_scores")
 """Outputs that no row for each token is compared of: pools have slots, and a score goes with the choice it is told of,
@@ -25,10 +25,10 @@ class Rows(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How much of what is allowed each row uses (above 1 is too much), and how the worst one is told."""
+    """How much of what is allowed each row uses (above 1 is too much), and what is said of the worst one."""
 
     share: np.ndarray
-    told: str
+    note: str
 
 
 def same(evidence: Evidence, rerun: Rerun, when: str, *, exact: bool) -> Verdict:
@@ -60,7 +60,7 @@ def same(evidence: Evidence, rerun: Rerun, when: str, *, exact: bool) -> Verdict
         if len(bad):
             at = int(rows.tokens[np.argmax(found.share)])
             place = f"{describe.token(evidence.batch, at)}{_step_of(rerun, at)}"
-            reason = f"{when}, {name} of {place} changes: {found.told}; {describe.spread(evidence.batch, bad)}"
+            reason = f"{when}, {name} of {place} changes: {found.note}; {describe.spread(evidence.batch, bad)}"
             return Verdict.rejected(reason, float(found.share.max()))
         shares += [] if exact else [float(found.share.max())]
     for name in ("cache_kv", "index_cache"):
@@ -153,7 +153,7 @@ def _selection(evidence: Evidence, rows: Rows, exact: bool) -> Difference:
     return Difference(share, told)
 
 
-def _swap(scores: Selection, token: int, got: np.ndarray, wanted: np.ndarray, promise: Promise) -> float:
+def _swap(scores: ScoredCandidates, token: int, got: np.ndarray, wanted: np.ndarray, promise: Promise) -> float:
     """The distance of the scores of what came and what went, over their rounding bands."""
     came, went = np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)
     if len(came) != len(went) or (came < 0).any() or (went < 0).any():

@@ -9,7 +9,7 @@ from dsa_verify.checks.parity import shares_of
 from dsa_verify.checks.selection import chosen_by, zeros_out_of_order
 from dsa_verify.checks.tolerance import score_band
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Evidence, Heatmap, HeatmapRow, Selection
+from dsa_verify.evidence import Evidence, Heatmap, HeatmapRow, ScoredCandidates
 
 ROWS, COLUMNS = 16, 192
 """Most query tokens and cells of one heatmap: enough to see a pattern, and below 8 KB of JSON, so that a run in which
@@ -71,7 +71,7 @@ def of_shares(evidence: Evidence) -> Heatmap | None:
     return _heatmap(batch, ("share", "head", width), faulty, zip(rows, cells, told, strict=True))
 
 
-def _marks(chosen: np.ndarray, exact: Selection) -> np.ndarray:
+def _marks(chosen: np.ndarray, exact: ScoredCandidates) -> np.ndarray:
     """bool[tokens, candidates]: which candidates are named; those that do not exist are left out."""
     there = (chosen >= 0) & (chosen < exact.value.shape[1])
     found = np.zeros(exact.value.shape, bool)
@@ -79,7 +79,9 @@ def _marks(chosen: np.ndarray, exact: Selection) -> np.ndarray:
     return found
 
 
-def _wrong(mine: np.ndarray, best: np.ndarray, exact: Selection, promise: Promise) -> tuple[np.ndarray, np.ndarray]:
+def _wrong(
+    mine: np.ndarray, best: np.ndarray, exact: ScoredCandidates, promise: Promise
+) -> tuple[np.ndarray, np.ndarray]:
     """What is due and missing, and what is chosen and not due, as the selection check judges it: an exchange within
     the rounding band of both scores is none, unless scores are exact and ties have an order."""
     missing, extra = best & ~mine, mine & ~best

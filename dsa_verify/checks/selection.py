@@ -8,7 +8,7 @@ from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.tolerance import score_band
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Evidence, Selection, Verdict
+from dsa_verify.evidence import Evidence, ScoredCandidates, Verdict
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -45,7 +45,7 @@ def chosen_by(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return next(outputs[name] for name in ("topk_indices", "topk_pages") if name in outputs)
 
 
-def _malformed(batch: Batch, chosen: np.ndarray, exact: Selection) -> str | None:
+def _malformed(batch: Batch, chosen: np.ndarray, exact: ScoredCandidates) -> str | None:
     if chosen.shape != exact.best.shape:
         return f"the selection has shape {chosen.shape}, expected {exact.best.shape}"
     if not np.issubdtype(chosen.dtype, np.integer):
@@ -66,7 +66,7 @@ def _malformed(batch: Batch, chosen: np.ndarray, exact: Selection) -> str | None
     return None
 
 
-def _masks(chosen: np.ndarray, exact: Selection) -> tuple[np.ndarray, np.ndarray]:
+def _masks(chosen: np.ndarray, exact: ScoredCandidates) -> tuple[np.ndarray, np.ndarray]:
     """Which candidates are chosen, and which are candidates but not chosen."""
     mine = np.zeros((len(chosen), exact.value.shape[1] + 1), bool)
     np.put_along_axis(mine, np.where(chosen < 0, exact.value.shape[1], chosen), True, axis=1)
@@ -74,7 +74,7 @@ def _masks(chosen: np.ndarray, exact: Selection) -> tuple[np.ndarray, np.ndarray
     return mine, ~mine & (exact.value > -np.inf)
 
 
-def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise) -> Verdict:
+def _judge_within_band(batch: Batch, chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
     band = score_band(exact, promise)
     mine, others = _masks(chosen, exact)
     problem = _disordered_zeros(batch, mine, exact) if promise.lowest_tie else None
@@ -102,7 +102,7 @@ def _judge_within_band(batch: Batch, chosen, exact: Selection, promise: Promise)
     )
 
 
-def _disordered_zeros(batch: Batch, mine: np.ndarray, exact: Selection) -> str | None:
+def _disordered_zeros(batch: Batch, mine: np.ndarray, exact: ScoredCandidates) -> str | None:
     """Scores without a single product that is not zero are 0 in every dtype: the lowest of them come first."""
     due, undue = zeros_out_of_order(mine, exact)
     rows = np.flatnonzero(due.any(axis=1))
@@ -116,7 +116,7 @@ def _disordered_zeros(batch: Batch, mine: np.ndarray, exact: Selection) -> str |
     )
 
 
-def zeros_out_of_order(mine: np.ndarray, exact: Selection) -> tuple[np.ndarray, np.ndarray]:
+def zeros_out_of_order(mine: np.ndarray, exact: ScoredCandidates) -> tuple[np.ndarray, np.ndarray]:
     """bool[tokens, candidates] twice: of the candidates whose score is exactly 0, those that are due in the place of
     chosen ones because they are lower, and these. `mine`: which are chosen."""
     zero = (exact.magnitude == 0.0) & (exact.value > -np.inf)
@@ -124,7 +124,9 @@ def zeros_out_of_order(mine: np.ndarray, exact: Selection) -> tuple[np.ndarray, 
     return due & ~mine, mine & zero & ~due
 
 
-def _judge_scores(batch: Batch, chosen: np.ndarray, told: np.ndarray, exact: Selection, promise: Promise) -> Verdict:
+def _judge_scores(
+    batch: Batch, chosen: np.ndarray, told: np.ndarray, exact: ScoredCandidates, promise: Promise
+) -> Verdict:
     """The score that a kernel tells of each choice; -inf where there is none."""
     none, at = chosen < 0, np.maximum(chosen, 0)
     due = np.where(none, -np.inf, np.take_along_axis(exact.value, at, axis=1))
@@ -144,7 +146,7 @@ def _judge_scores(batch: Batch, chosen: np.ndarray, told: np.ndarray, exact: Sel
     )
 
 
-def _judge_exactly(batch: Batch, chosen, exact: Selection, promise: Promise) -> Verdict:
+def _judge_exactly(batch: Batch, chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
     mine, _ = _masks(chosen, exact)
     best, _ = _masks(exact.best, exact)
     if promise.lowest_tie:
@@ -166,7 +168,7 @@ def _judge_exactly(batch: Batch, chosen, exact: Selection, promise: Promise) -> 
     )
 
 
-def _judge_recall(chosen, exact: Selection, promise: Promise) -> Verdict:
+def _judge_recall(chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
     mine, _ = _masks(chosen, exact)
     best, _ = _masks(exact.best, exact)
     rows = best.any(axis=1)

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Attention, Keys, Selection, unit_roundoff
+from dsa_verify.evidence import Attention, Keys, ScoredCandidates, unit_roundoff
 
 U32 = 2.0**-24
 MARGIN = 1.5
@@ -88,7 +88,7 @@ def attention_budget(exact: Attention, dtype: npt.DTypeLike, width: int, promise
     return AttentionBudget(MARGIN * element, gain, MARGIN * lse, float(batch_gain))
 
 
-def score_band(scores: Selection, promise: Promise) -> np.ndarray:
+def score_band(scores: ScoredCandidates, promise: Promise) -> np.ndarray:
     """How far a computed index score may be from the exact one, f64[tokens, candidates].
 
     sqrt(terms) * u32 * sum |w_h q_hd k_d| for float32 accumulation (step 2 above); plus u(score dtype) of the same sum

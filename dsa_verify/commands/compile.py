@@ -18,7 +18,7 @@ _STYLES = {"accepted": "green", "rejected": "bold red", "not verified": "yellow"
 
 
 @dataclass(frozen=True)
-class Options:
+class CompileOptions:
     """What `dsa-verify compile` was asked to compile."""
 
     provider: tuple[str, ...]
@@ -72,7 +72,7 @@ def compile_kernels(as_json: bool, no_cache: bool, cache: Path, golden: str | No
     if golden == "update":
         _demand_reviewable(folder)
     with output.stdout_to_stderr():
-        results, provenance = _compile(Options(cache=None if no_cache else cache, **given))
+        results, provenance = _compile(CompileOptions(cache=None if no_cache else cache, **given))
     seconds = time.perf_counter() - start
     if as_json:
         output.print_json(_document(results, provenance, seconds))
@@ -109,7 +109,7 @@ def _pinned(golden: str, folder: Path, results: Sequence, provenance: Mapping[st
     return bool(moved)
 
 
-def _compile(options: Options):
+def _compile(options: CompileOptions):
     """Plan and compile; returns the results and the provenance. Raises `DsaVerifyError`."""
     import os
 
@@ -118,7 +118,7 @@ def _compile(options: Options):
     from dsa_verify.kernels.providers import load_provider
     from dsa_verify.run import workers
 
-    plan = cases.Plan(
+    plan = cases.CompilePlan(
         surfaces=_names(options.surface),
         contexts=options.context,
         chunks=options.chunk,
@@ -130,10 +130,10 @@ def _compile(options: Options):
         ),
     )
     planned = cases.cases(plan)
-    workers.settle()
+    workers.prepare_environment()
     providers = {name: load_provider(name, options.provider_path) for name in plan.providers}
     jobs = min(options.jobs or os.cpu_count() or 1, len(planned))
-    settings = run.Settings(jobs, options.cache, options.provider_path, options.timeout)
+    settings = run.CompileSettings(jobs, options.cache, options.provider_path, options.timeout)
     results = run.run(planned, providers, settings, _Progress(len(planned)).tell)
     versions = {name: provider.version for name, provider in providers.items()}
     return results, {"dsa_verify": __version__, **digest.versions(), "providers": versions}

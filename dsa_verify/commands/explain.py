@@ -61,7 +61,7 @@ def _scenario(scenario: Scenario) -> str:
 
 
 def _surface(surface: Surface) -> str:
-    lines = [f"surface {surface.name}", f"  {surface.promise}", "  inputs"]
+    lines = [f"surface {surface.name}", f"  {surface.summary}", "  inputs"]
     lines += [f"    {name} [{', '.join(axes)}]" for name, axes in surface.arrays.items()]
     lines += [f"    {name} (static, no default)" for name in surface.statics]
     lines.append("  outputs")

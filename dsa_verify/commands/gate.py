@@ -78,14 +78,14 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
         return
     from dsa_verify.gates import arrange
     from dsa_verify.gates import report as reports
-    from dsa_verify.gates.options import Options
+    from dsa_verify.gates.options import GateOptions
     from dsa_verify.gates.run import run
 
     start = time.perf_counter()
     _demand_packages()
     if report is not None:
         _demand_writable(report)
-    arranged = arrange.arrange(Options(**options))
+    arranged = arrange.arrange(GateOptions(**options))
     with _progress(arranged) as tell:
         outcome = run(arranged, tell)
     command = output.command_line()

@@ -48,10 +48,10 @@ def plan(documents, tasks, group, alpha, power, **options) -> None:
 def operating(simulations: int, seed: int, markdown: Path | None) -> None:
     """Simulate the whole rule under assumed truths; prints Markdown."""
     from dsa_verify.errors import ConfigError
-    from dsa_verify.gates.statistics.operating import Plan
+    from dsa_verify.gates.statistics.operating import Simulations
     from dsa_verify.gates.statistics.operating_page import page
 
-    text = page(Plan(simulations, seed, lambda what: click.echo(f"gate operating: {what}", err=True)))
+    text = page(Simulations(simulations, seed, lambda what: click.echo(f"gate operating: {what}", err=True)))
     click.echo(text, nl=False)
     if markdown:
         try:

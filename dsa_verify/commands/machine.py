@@ -55,7 +55,7 @@ def machine(provider_path: Path | None = None) -> tuple[list[str], bool]:
 
     Raises `RuntimeUnsupported` when the installed JAX cannot be watched.
     """
-    workers.settle()
+    workers.prepare_environment()
     from dsa_verify.runtime import environment
 
     found = environment()

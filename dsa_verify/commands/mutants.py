@@ -17,7 +17,7 @@ _KINDS = click.Choice(["handwritten", "systematic", "all"])
 
 
 @dataclass(frozen=True)
-class Options:
+class MutantsOptions:
     """What `dsa-verify mutants` was asked to run."""
 
     kind: str
@@ -58,7 +58,7 @@ def mutants(as_json: bool, no_cache: bool, cache: Path, **given: Any) -> None:
 
     start = time.perf_counter()
     with output.stdout_to_stderr():
-        score, provenance = _campaign(Options(cache=None if no_cache else cache, **given))
+        score, provenance = _campaign(MutantsOptions(cache=None if no_cache else cache, **given))
     seconds = time.perf_counter() - start
     if as_json:
         output.print_json({**output.head(seconds, provenance), **score.document()})
@@ -67,7 +67,7 @@ def mutants(as_json: bool, no_cache: bool, cache: Path, **given: Any) -> None:
     sys.exit(Exit.ACCEPTED if score.accepted else Exit.REJECTED)
 
 
-def _campaign(options: Options):
+def _campaign(options: MutantsOptions):
     """Choose, run and score; returns the `Score` and the provenance. Raises `DsaVerifyError`."""
     from dsa_verify.errors import ConfigError
     from dsa_verify.mutants import campaign, score
@@ -96,7 +96,7 @@ def _campaign(options: Options):
     return score.Score(fates[:split], fates[split:], explained, known), provenance
 
 
-def _chosen(mutants, options: Options) -> list:
+def _chosen(mutants, options: MutantsOptions) -> list:
     from fnmatch import fnmatchcase
 
     from dsa_verify.contract import surface_named

@@ -13,13 +13,13 @@ from dsa_verify.commands import output
 from dsa_verify.commands.distributed import host_options
 from dsa_verify.commands.output import EXITS, FILE, NEW_FILE, stdout_to_stderr
 from dsa_verify.commands.report import keep, prepare
-from dsa_verify.run.distributed import Hosts, Place, beat, join, meet, together
+from dsa_verify.run.distributed import Hosts, ProcessIndex, barrier, heartbeat, initialize, supervised
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
 
 
 @dataclass(frozen=True)
-class Options:
+class ParityOptions:
     """What `dsa-verify parity` was asked to run."""
 
     provider: tuple[str, ...]
@@ -63,8 +63,8 @@ class Options:
 @click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
 def parity(as_json: bool, slowest: int, report: Path | None, history: Path | None, **given: Any) -> None:
     """Run kernels beside dense MLA and float64 oracles, and judge them by every check."""
-    options = Options(**given)
-    with together(options.hosts, lambda text: click.echo(f"dsa-verify: {text}", err=True)):
+    options = ParityOptions(**given)
+    with supervised(options.hosts, lambda text: click.echo(f"dsa-verify: {text}", err=True)):
         alone = options.shard is None and options.hosts is None
         prepare(report, history, again=options.tier != "soak" and alone)
         with stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
@@ -81,7 +81,7 @@ def parity(as_json: bool, slowest: int, report: Path | None, history: Path | Non
     sys.exit(int(outcome.exit_code))
 
 
-def _run(options: Options):
+def _run(options: ParityOptions):
     """Plan, run and judge; returns the `Outcome`. Raises `DsaVerifyError` for bad input."""
     from dsa_verify.report.outcome import Outcome
     from dsa_verify.run import known_failures, mesh, partition, suite
@@ -93,7 +93,7 @@ def _run(options: Options):
     if options.tier == "soak":
         return _soak(options)
     start = time.perf_counter()
-    place = join(options.hosts)
+    place = initialize(options.hosts)
     plan = suite.plan(options.provider, options.surface, options.scenario, options.tier)
     providers = tuple(dict.fromkeys(case.provider for case in plan))
     entries = () if options.no_known_failures else known_failures.load(providers, options.known_failures)
@@ -116,7 +116,7 @@ def _run(options: Options):
     )
 
 
-def _results(everywhere, cases, grid, options: Options):
+def _results(everywhere, cases, grid, options: ParityOptions):
     """The results of a plan: of `everywhere` those that all processes run together, of `cases` all others.
 
     All processes get here and away from here together, so that none reports a run of which another has no part.
@@ -126,20 +126,20 @@ def _results(everywhere, cases, grid, options: Options):
 
     path, document = options.provider_path, options.document
     meshed = sharded_check.run_cases(everywhere, grid, path, document) if grid else []
-    meet("run the cases of their own")
+    barrier("run the cases of their own")
     with terminal.progress(len(cases)) as done:
 
         def on_result(case, results) -> None:
-            beat(f"had judged {case.name}")
+            heartbeat(f"had judged {case.name}")
             done(case, results)
 
         alone = suite.run_cases(cases, jobs=options.jobs, provider_path=path, document=document, on_result=on_result)
-    meet("report")
+    barrier("report")
     places = {(case.provider, case.surface, case.scenario): at for at, case in enumerate(everywhere)}
     return sorted(alone + meshed, key=lambda result: places[result.provider, result.surface, result.scenario])
 
 
-def _shard(cases, options: Options, place: Place):
+def _shard(cases, options: ParityOptions, place: ProcessIndex):
     """Which shard of the plan is to run, its cases, and those that run elsewhere."""
     from dsa_verify.report.reading import read
     from dsa_verify.run import partition
@@ -151,7 +151,7 @@ def _shard(cases, options: Options, place: Place):
     return partition.take(cases, index, of, seconds)
 
 
-def _soak(options: Options):
+def _soak(options: ParityOptions):
     """As `_run`, for random scenarios; known failures are forgiven, and none has to show."""
     from dsa_verify.report.outcome import Outcome
     from dsa_verify.run import known_failures, soak, suite
@@ -159,7 +159,7 @@ def _soak(options: Options):
     if options.shard or options.hosts or options.mesh:
         raise errors.ConfigError("a soak has no shards, hosts or mesh; give each machine another --seed")
     start = time.perf_counter()
-    plan = soak.Plan(
+    plan = soak.SoakPlan(
         options.provider or suite.DEFAULT_PROVIDERS, options.surface, options.minutes, options.seed,
         options.jobs, options.provider_path,
     )  # fmt: skip

@@ -17,7 +17,7 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     """What `dsa-verify profile` was asked to measure."""
 
     files: tuple[Path, ...]
@@ -57,7 +57,7 @@ def profile(as_json: bool, **given: Any) -> None:
 
     start = time.perf_counter()
     with output.stdout_to_stderr():
-        found, document, paths = _measure(Options(**given), start)
+        found, document, paths = _measure(ProfileOptions(**given), start)
     if found.left_out:
         sizes = ", ".join(map(str, found.left_out))
         click.echo(f"dsa-verify: left out block sizes {sizes}, which are larger than the window", err=True)
@@ -70,7 +70,7 @@ def profile(as_json: bool, **given: Any) -> None:
     click.echo(f"profile: {len(paths)} files in {given['out']}, {time.perf_counter() - start:.1f} s")
 
 
-def _measure(options: Options, start: float):
+def _measure(options: ProfileOptions, start: float):
     """Read or record a trace, measure it and write everything; returns the profile, the document and the paths."""
     from dsa_verify.errors import ConfigError
     from dsa_verify.profile import analysis, page, prefill, trace
@@ -82,10 +82,10 @@ def _measure(options: Options, start: float):
     if options.trace is not None:
         recorded = trace.load(options.trace, options.layers)
     else:
-        settings = prefill.Settings(options.layers, options.queries, options.page_size)
+        settings = prefill.PrefillSettings(options.layers, options.queries, options.page_size)
         with _prefilling() as done:
             recorded = prefill.trace_of(options.files, options.model, settings, done)
-    plan = analysis.Plan(options.block_sizes, options.queries, options.page_size)
+    plan = analysis.AnalysisPlan(options.block_sizes, options.queries, options.page_size)
     with _progress() as tell:
         found = analysis.analyse(recorded, plan, tell)
         document = _document(found, start)
@@ -98,7 +98,7 @@ def _measure(options: Options, start: float):
     return found, document, [*paths, *(one.path for one in pictures)]
 
 
-def _pictures(found, options: Options, tell):
+def _pictures(found, options: ProfileOptions, tell):
     if not options.plots:
         return []
     from dsa_verify.profile import plots

@@ -34,7 +34,7 @@ def serve(host: str, port: int, **options) -> None:
     absent = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if absent:
         raise ConfigError(f"serve needs the package {absent[0]}; pip install 'dsa-verify[gate]'")
-    workers.settle()
+    workers.prepare_environment()
     from dsa_verify.serve import model, run
 
-    run.run(model.Settings(**options), host, port, click.echo)
+    run.run(model.ServerSettings(**options), host, port, click.echo)

@@ -29,7 +29,7 @@ _BATCHED = {"index_topk", "index_page_topk", "dense_mla", "sparse_mla_decode", "
 
 
 @dataclass(frozen=True)
-class Case:
+class CompileCase:
     """One surface of one provider at one shape for one chip, or a whole layer over a mesh of such chips.
 
     `context` and `page_size` are in tokens. Of a layer the model is whole, and every other size that of one part of the
@@ -105,7 +105,7 @@ def _dtype(array: str) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompilePlan:
     """What to compile. `contexts` and `chunks` replace the sizes of the set; `everything` takes the full set."""
 
     providers: tuple[str, ...] = ("builtin",)
@@ -117,7 +117,7 @@ class Plan:
     everything: bool = False
 
 
-def cases(plan: Plan) -> list[Case]:
+def cases(plan: CompilePlan) -> list[CompileCase]:
     """The cases of a plan, in its order; of those that mean the same arrays, the first.
 
     Raises `ConfigError` for a surface, model or size that does not exist.
@@ -127,7 +127,7 @@ def cases(plan: Plan) -> list[Case]:
             raise ConfigError(f"a context or chunk of {size} tokens: expected 1 to {POOL_TOKENS}, the pool's size")
     asked = [surface_of(name) for name in plan.surfaces]
     models = [device for name in plan.models for device in _per_device(name, plan.everything)]
-    found: dict[tuple, Case] = {}
+    found: dict[tuple, CompileCase] = {}
     for provider in plan.providers:
         for target in plan.targets:
             for surface in asked or _all(provider):
@@ -150,8 +150,8 @@ def _per_device(name: str, everything: bool) -> list[ModelShape]:
 
 
 def _of_surface(
-    plan: Plan, surface: Surface, models: Sequence[ModelShape], provider: str, target: str
-) -> Iterator[Case]:
+    plan: CompilePlan, surface: Surface, models: Sequence[ModelShape], provider: str, target: str
+) -> Iterator[CompileCase]:
     def sizes(full: Sequence[int]) -> Sequence[int]:
         return full if plan.everything else full[:1]
 
@@ -167,4 +167,4 @@ def _of_surface(
             for tokens in steps:
                 for context in plan.contexts or sizes(CONTEXTS):
                     for page_size in sizes(PAGE_SIZES):
-                        yield Case(provider, surface.name, target, model.name, mode, tokens, context, page_size)
+                        yield CompileCase(provider, surface.name, target, model.name, mode, tokens, context, page_size)

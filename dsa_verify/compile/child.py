@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.compile.evidence import Compiled, judge, not_verified, refused
 from dsa_verify.compile.foreign import NOTES
 from dsa_verify.errors import ContractError
@@ -18,7 +18,7 @@ MESSAGE = 2_000
 """Characters of a compiler's message that are kept."""
 
 
-def answer(case: Case, path: Path | None) -> Compiled:
+def answer(case: CompileCase, path: Path | None) -> Compiled:
     """Compile one case in this process and judge it."""
     from dsa_verify.compile import compiler
 
@@ -50,8 +50,8 @@ def main() -> None:
     os.dup2(2, 1)  # stdout is the answer's
     order: dict[str, Any] = json.load(sys.stdin)
     signal.alarm(order["seconds"])  # so that no compile outlives a parent that was killed
-    workers.settle(order["threads"])
-    done = asdict(answer(Case(**order["case"]), Path(order["path"]) if order["path"] else None))
+    workers.prepare_environment(order["threads"])
+    done = asdict(answer(CompileCase(**order["case"]), Path(order["path"]) if order["path"] else None))
     os.write(out, json.dumps(done).encode())
     os._exit(0)  # what libtpu does at exit is no part of the answer
 

@@ -12,14 +12,14 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dsa_verify.compile import foreign, layers
-from dsa_verify.compile.cases import POOL_TOKENS, Case
+from dsa_verify.compile.cases import POOL_TOKENS, CompileCase
 from dsa_verify.compile.chips import CHIPS
 from dsa_verify.compile.evidence import Figures
 from dsa_verify.kernels.providers import load_provider
 from dsa_verify.shapes import shape_named
 
 
-def devices_of(case: Case) -> list[Any]:
+def devices_of(case: CompileCase) -> list[Any]:
     """A device of the chip, or those of a mesh for a layer, as libtpu describes them; raises what libtpu raises."""
     chip = CHIPS[case.target]
     if case.surface in layers.LAYERS:
@@ -27,7 +27,7 @@ def devices_of(case: Case) -> list[Any]:
     return topologies.get_topology_desc(chip.topology, "tpu").devices[:1]
 
 
-def kernel_of(case: Case, devices: list[Any], path: Path | None = None) -> Callable[..., Any]:
+def kernel_of(case: CompileCase, devices: list[Any], path: Path | None = None) -> Callable[..., Any]:
     """The function to compile. Raises `ProviderError`, and `KeyError` where the provider lacks the surface.
 
     devices: of a layer's mesh. The built-in provider tiles its kernels for small scenarios; their own defaults are what
@@ -46,7 +46,7 @@ def kernel_of(case: Case, devices: list[Any], path: Path | None = None) -> Calla
     return load_provider(case.provider, path).kernels[case.surface].fn
 
 
-def figures_of(case: Case, kernel: Callable[..., Any], devices: list[Any]) -> Figures:
+def figures_of(case: CompileCase, kernel: Callable[..., Any], devices: list[Any]) -> Figures:
     """Compile; where temporaries are as large as the pool, once more with twice the pool: a copy grows with it.
 
     Raises what tracing, lowering and compiling raise.
@@ -59,7 +59,7 @@ def figures_of(case: Case, kernel: Callable[..., Any], devices: list[Any]) -> Fi
     return Figures(**{**vars(figures), "pool_growth": growth})
 
 
-def _compile(case: Case, kernel: Callable[..., Any], devices: list[Any], pool_tokens: int) -> Figures:
+def _compile(case: CompileCase, kernel: Callable[..., Any], devices: list[Any], pool_tokens: int) -> Figures:
     statics, pools = case.statics(), layers.surface_of(case.surface).pools
     mesh, placed = _placement(case, devices)
     kernel = partial(kernel, **statics)
@@ -87,7 +87,7 @@ def _compile(case: Case, kernel: Callable[..., Any], devices: list[Any], pool_to
     )
 
 
-def _placement(case: Case, devices: list[Any]) -> tuple[Mesh, Callable[[str], Any]]:
+def _placement(case: CompileCase, devices: list[Any]) -> tuple[Mesh, Callable[[str], Any]]:
     """The mesh that a program is traced under, and where each of its arrays lies."""
     if case.surface not in layers.LAYERS:
         return Mesh(np.array(devices), ("x",)), lambda name: SingleDeviceSharding(devices[0])

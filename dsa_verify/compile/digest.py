@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.kernels.providers import provider_names
 
 _ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: _version(name) for name in VERSIONED}}
 
 
-def key(case: Case, arrays: object, limits: object, path: Path | None) -> str:
+def key(case: CompileCase, arrays: object, limits: object, path: Path | None) -> str:
     """A name for a result that changes when anything it depends on does."""
     code = (*(_tree(_ROOT / part) for part in _OURS), *map(_tree, _foreign(case.provider, path)))
     parts = [repr(case), repr(arrays), repr(limits), json.dumps(versions()), *code]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.layers import surface_of
 
@@ -44,7 +44,7 @@ class Compiled:
       verified `missing`, `contract`, `environment` or `broke`; empty if accepted.
     """
 
-    case: Case
+    case: CompileCase
     verdict: Verdict
     cause: str = ""
     message: str = ""
@@ -74,11 +74,11 @@ class Compiled:
         }
 
 
-def not_verified(case: Case, cause: str, reason: str) -> Compiled:
+def not_verified(case: CompileCase, cause: str, reason: str) -> Compiled:
     return Compiled(case, "not verified", cause, reason)
 
 
-def refused(case: Case, message: str) -> Compiled:
+def refused(case: CompileCase, message: str) -> Compiled:
     """The compiler's refusal, with the figure in it where there is one."""
     done = Compiled(case, "rejected", "compiler", message)
     hbm = _first(_HBM, message)
@@ -90,7 +90,7 @@ def refused(case: Case, message: str) -> Compiled:
     return done
 
 
-def judge(case: Case, figures: Figures) -> Compiled:
+def judge(case: CompileCase, figures: Figures) -> Compiled:
     """A program that compiles, against the budgets of its chip."""
     chip, pool = CHIPS[case.target], case.pool_bytes()
     done = Compiled(case, "accepted", "", "", figures, figures.temporaries, figures.vmem)
@@ -147,7 +147,7 @@ def _bytes(text: str) -> int:
     return int(float(number) * 2 ** powers.get(text[len(number) :], 0))
 
 
-def from_document(case: Case, kept: Mapping[str, Any]) -> Compiled:
+def from_document(case: CompileCase, kept: Mapping[str, Any]) -> Compiled:
     """What `dataclasses.asdict` made of a `Compiled`, with its case put back."""
     figures = Figures(**kept["figures"]) if kept["figures"] else None
     return Compiled(**{**kept, "case": case, "figures": figures})

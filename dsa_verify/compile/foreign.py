@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsa_verify.compile.cases import POOL_TOKENS, POOLS, Case
+from dsa_verify.compile.cases import POOL_TOKENS, POOLS, CompileCase
 
 _PACKING = ("sglang_jax", "tpu_inference")
 """Providers whose kernels keep a pool with the rows of a 32-bit word apart, `[pages, words, rows, width]`."""
@@ -25,7 +25,7 @@ _LATENT, _PIECE, _LANES = 512, 4, 128
 """DeepSeek-V4's head; a record is four rows of 128 bytes, its rotary part one such row for each of four tokens."""
 
 
-def unrun_specs(case: Case, pool_tokens: int = POOL_TOKENS) -> dict[str, Any]:
+def unrun_specs(case: CompileCase, pool_tokens: int = POOL_TOKENS) -> dict[str, Any]:
     """The specs of the call of an `UNRUN` case: the case's sizes, the kernel's own arrays.
 
     Source: tpu-inference, kernels/experimental/deepseek_v4/core_attention/sparse_mla.py, the docstring of its entry.
@@ -51,7 +51,9 @@ def unrun_specs(case: Case, pool_tokens: int = POOL_TOKENS) -> dict[str, Any]:
     return {name: jax.ShapeDtypeStruct(*array) for name, array in arrays.items()}
 
 
-def in_own_layout(case: Case, kernel: Callable[..., Any], specs: Mapping[str, Any]) -> tuple[Callable[..., Any], dict]:
+def in_own_layout(
+    case: CompileCase, kernel: Callable[..., Any], specs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict]:
     """The kernel of a case with its pools laid out as its package keeps them, and the specs of that call.
 
     The adapter packs what is unpacked here: two reshapes that the compiler takes away, where one alone would be a copy.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsa_verify.compile import digest, foreign
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.compile.chips import GIB
 from dsa_verify.compile.evidence import Compiled, from_document, not_verified, size
 from dsa_verify.compile.layers import LAYERS, PROVIDER
@@ -31,7 +31,7 @@ _POLL = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompileSettings:
     """How to run. `folder`: where results are kept, None for nowhere. `path`: a checkout to import providers from."""
 
     jobs: int = 1
@@ -46,9 +46,9 @@ class Settings:
 
 
 def run(
-    cases: Sequence[Case],
+    cases: Sequence[CompileCase],
     providers: Mapping[str, Provider],
-    settings: Settings,
+    settings: CompileSettings,
     on_done: Callable[[Compiled], None] = lambda done: None,
 ) -> list[Compiled]:
     """Compile every case and judge it, in their order; `on_done` hears of each as it comes.
@@ -72,7 +72,7 @@ def run(
     return [results[number] for number in range(len(cases))]
 
 
-def _one(case: Case, provider: Provider, settings: Settings, stop: threading.Event) -> Compiled:
+def _one(case: CompileCase, provider: Provider, settings: CompileSettings, stop: threading.Event) -> Compiled:
     if case.surface in LAYERS and provider.name != PROVIDER:
         return not_verified(case, "missing", f"layers run the kernels of {PROVIDER}, not of {provider.name}")
     if case.surface not in (*provider.kernels, *LAYERS) and (case.provider, case.surface) not in foreign.UNRUN:
@@ -94,7 +94,7 @@ def _one(case: Case, provider: Provider, settings: Settings, stop: threading.Eve
     return done
 
 
-def compile_apart(case: Case, settings: Settings, stop: threading.Event) -> Compiled:
+def compile_apart(case: CompileCase, settings: CompileSettings, stop: threading.Event) -> Compiled:
     """Compile in a new process; what ends it is a verdict of its own."""
     threads = max(1, (os.cpu_count() or 1) // settings.jobs)
     order = {"case": asdict(case), "threads": threads, "seconds": settings.seconds + 10}
@@ -117,7 +117,9 @@ def compile_apart(case: Case, settings: Settings, stop: threading.Event) -> Comp
         return _died(case, process.returncode, _read(err))
 
 
-def _watch(case: Case, process: subprocess.Popen, settings: Settings, stop: threading.Event) -> Compiled | None:
+def _watch(
+    case: CompileCase, process: subprocess.Popen, settings: CompileSettings, stop: threading.Event
+) -> Compiled | None:
     """Wait for a process; what it was ended for, or None if it ended by itself."""
     deadline = time.monotonic() + settings.seconds
     while process.poll() is None:
@@ -132,7 +134,7 @@ def _watch(case: Case, process: subprocess.Popen, settings: Settings, stop: thre
     return None
 
 
-def _died(case: Case, code: int, stderr: str) -> Compiled:
+def _died(case: CompileCase, code: int, stderr: str) -> Compiled:
     """The verdict on a process that ended without an answer."""
     tail = " ".join(stderr.split())[-1_000:]
     if code in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT):
@@ -171,7 +173,7 @@ def _read(file: Any) -> str:
     return file.read().decode("utf-8", "replace")
 
 
-def _recall(case: Case, file: Path) -> Compiled | None:
+def _recall(case: CompileCase, file: Path) -> Compiled | None:
     try:
         return replace(from_document(case, json.loads(file.read_text("utf-8"))), cached=True)
     except (OSError, ValueError, KeyError, TypeError):  # none, or torn by an interruption: as good as none

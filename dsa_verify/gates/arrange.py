@@ -11,9 +11,9 @@ from typing import Any
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import comparable
-from dsa_verify.gates.arms.arm import Embedded, Served, Started, with_model
+from dsa_verify.gates.arms.arm import EmbeddedArm, ServedArm, StartedArm, with_model
 from dsa_verify.gates.broken import demand_mutant
-from dsa_verify.gates.options import Options
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import sha
 from dsa_verify.gates.run import Gate
 from dsa_verify.gates.statistics.rule import Rule
@@ -39,7 +39,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-def arrange(options: Options) -> Gate:
+def arrange(options: GateOptions) -> Gate:
     """The gate that the options ask for. Raises `ConfigError` for options that contradict each other, and bad data."""
     kind = _kind(options)
     return {"embedded": _embedded, "urls": _urls, "command": _command, "samples": _samples}[kind](options)
@@ -57,7 +57,7 @@ def provenance() -> dict[str, str]:
     return found
 
 
-def _kind(o: Options) -> str:
+def _kind(o: GateOptions) -> str:
     given = {
         "urls": bool(o.dense_url or o.sparse_url), "command": bool(o.server_cmd),
         "samples": bool(o.dense_samples or o.sparse_samples),
@@ -81,7 +81,7 @@ def _kind(o: Options) -> str:
     return kind
 
 
-def _rule(o: Options, controls: bool) -> Rule:
+def _rule(o: GateOptions, controls: bool) -> Rule:
     names = ("alpha", "macro_margin", "group_margin", "task_margin", "seed")
     given = {name: value for name in names if (value := getattr(o, name)) is not None}
     if o.task_margin is not None:
@@ -91,30 +91,30 @@ def _rule(o: Options, controls: bool) -> Rule:
     return Rule(**given, controls=controls)
 
 
-def _embedded(o: Options) -> Gate:
+def _embedded(o: GateOptions) -> Gate:
     if o.mutant:
         demand_mutant(o.mutant, o.kernels)
-    tasks = by_name.made_here(o)
+    tasks = by_name.generated_here(o)
     model = {"index_topk": EMBEDDED_TOPK, "kernels": o.kernels}
     controls = o.controls is not False
     return Gate(
         tasks, _rule(o, controls),
-        dense=Embedded("dense", DENSE, **model), sparse=Embedded("sparse", SPARSE, **model, mutant=o.mutant),
-        same=Embedded("same", DENSE, **model) if controls else None,
-        degraded=Embedded("degraded", ONE_PAGE, EMBEDDED_PAGE, o.kernels) if controls else None,
+        dense=EmbeddedArm("dense", DENSE, **model), sparse=EmbeddedArm("sparse", SPARSE, **model, mutant=o.mutant),
+        same=EmbeddedArm("same", DENSE, **model) if controls else None,
+        degraded=EmbeddedArm("degraded", ONE_PAGE, EMBEDDED_PAGE, o.kernels) if controls else None,
         active_tokens=EMBEDDED_TOPK + EMBEDDED_PAGE, repeats=o.repeats,
     )  # fmt: skip
 
 
-def _urls(o: Options) -> Gate:
+def _urls(o: GateOptions) -> Gate:
     assert o.dense_url and o.sparse_url
     urls = [url for url in (o.dense_url, o.sparse_url, o.degraded_url) if url]
     endpoints = {url: with_model(_endpoint(o, url)) for url in urls}
     tasks = by_name.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
-    def arm(name: str, url: str) -> Served:
-        return Served(name, endpoints[url], work / f"{name}.jsonl", o.concurrency, data)
+    def arm(name: str, url: str) -> ServedArm:
+        return ServedArm(name, endpoints[url], work / f"{name}.jsonl", o.concurrency, data)
 
     controls = bool(o.controls)
     return Gate(
@@ -126,7 +126,7 @@ def _urls(o: Options) -> Gate:
     )  # fmt: skip
 
 
-def _command(o: Options) -> Gate:
+def _command(o: GateOptions) -> Gate:
     from dsa_verify.gates.arms.server_command import ServerCommand
 
     assert o.server_cmd
@@ -135,10 +135,10 @@ def _command(o: Options) -> Gate:
     tasks = by_name.asked_for(o)
     work, data = _work(o), _data_sha(tasks)
 
-    def arm(name: str, environment: Mapping[str, str]) -> Started:
+    def arm(name: str, environment: Mapping[str, str]) -> StartedArm:
         server = dataclasses.replace(plain, environment=environment)
         journal = work / f"{name}.jsonl"
-        return Started(name, server, _endpoint(o, NOT_YET), journal, o.concurrency, data)
+        return StartedArm(name, server, _endpoint(o, NOT_YET), journal, o.concurrency, data)
 
     controls = bool(o.controls)
     treatment = _treatment(o) | {name for name in dense.keys() | sparse.keys() if dense.get(name) != sparse.get(name)}
@@ -150,7 +150,7 @@ def _command(o: Options) -> Gate:
     )  # fmt: skip
 
 
-def _samples(o: Options) -> Gate:
+def _samples(o: GateOptions) -> Gate:
     from dsa_verify.gates.arms.samples import recorded
 
     assert o.dense_samples and o.sparse_samples
@@ -175,7 +175,7 @@ def _samples(o: Options) -> Gate:
     )  # fmt: skip
 
 
-def _endpoint(o: Options, url: str) -> Any:
+def _endpoint(o: GateOptions, url: str) -> Any:
     from dsa_verify.gates.arms.payload import Endpoint, Retry
 
     token = os.environ.get(o.token_env, "") if o.token_env else None
@@ -186,7 +186,7 @@ def _endpoint(o: Options, url: str) -> Any:
     return Endpoint(url, o.model or "", o.api, timeout_s=o.timeout, retry=Retry(patience_s=o.patience), token=token)  # pyright: ignore[reportArgumentType]
 
 
-def _work(o: Options) -> Path:
+def _work(o: GateOptions) -> Path:
     return o.work or Path("dsa-verify-gate")
 
 
@@ -194,7 +194,7 @@ def _data_sha(tasks: Sequence[Task]) -> str:
     return sha(json.dumps([[task.name, [d.question.prompt_sha for d in task.documents]] for task in tasks]))
 
 
-def _treatment(o: Options) -> frozenset[str]:
+def _treatment(o: GateOptions) -> frozenset[str]:
     return comparable.TREATMENT | frozenset(o.differs)
 
 

@@ -88,7 +88,7 @@ def decide(
     whole = all(one.active.all() for one in scores)
     active = full if whole else measure(stratum, rule, at) if stratum else None
     controls = tuple(_control(name, part, rule) for name, part in (("same", same), ("degraded", degraded)) if part)
-    found = why_so.Found(scores, full, active, {one.name: (one.verdict, one.sound) for one in controls})
+    found = why_so.Comparison(scores, full, active, {one.name: (one.verdict, one.sound) for one in controls})
     verdict, why = why_so.judge(found, rule, at, alarm)
     needed = None
     if verdict == INCONCLUSIVE and full and active:

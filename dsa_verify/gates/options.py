@@ -8,7 +8,7 @@ PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jin
 
 
 @dataclass(frozen=True)
-class Options:
+class GateOptions:
     """The options of `dsa-verify gate`, by their names there."""
 
     baseline: str = "dense"

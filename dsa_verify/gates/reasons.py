@@ -15,7 +15,7 @@ from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, PASS, 
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """What was measured. full: None without any document. active: of the prompts long enough for sparsity, None
     without any; the same object as full where all are. controls: verdict and soundness by name."""
 
@@ -25,7 +25,7 @@ class Found:
     controls: Mapping[str, tuple[str, bool]]
 
 
-def judge(found: Found, rule: Rule, at: Levels, alarm: int | None) -> tuple[str, list[str]]:
+def judge(found: Comparison, rule: Rule, at: Levels, alarm: int | None) -> tuple[str, list[str]]:
     """The verdict, and every reason why it is no PASS, the gravest first."""
     invalid, doubt = _invalid(found, rule), _doubts(found, rule, at)
     too_many = _too_many_missing(found.scores, rule)
@@ -60,7 +60,7 @@ def missing(scores: Sequence[TaskScores]) -> dict[str, int]:
     return {arm: sum(int(np.isnan(getattr(one, arm)).sum()) for one in scores) for arm in ("dense", "sparse")}
 
 
-def notes(found: Found, rule: Rule) -> list[str]:
+def notes(found: Comparison, rule: Rule) -> list[str]:
     """What does not decide but should be read."""
     said = []
     for arm, count in missing(found.scores).items():
@@ -122,7 +122,7 @@ def still_needed(parts: Sequence[Estimates], same: Estimates | None, rule: Rule,
     return Needed(max(clean), max(seen), max(known) if len(known) == len(short) else None)
 
 
-def _dense(found: Found) -> dict[str, float]:
+def _dense(found: Comparison) -> dict[str, float]:
     """The dense arm's mean by task, over all that it answered; 0 where that is nothing."""
     means = {}
     for one in found.scores:
@@ -131,7 +131,7 @@ def _dense(found: Found) -> dict[str, float]:
     return means
 
 
-def _invalid(found: Found, rule: Rule) -> list[str]:
+def _invalid(found: Comparison, rule: Rule) -> list[str]:
     if found.full is None:
         return ["no document was scored; give tasks with documents."]
     said = []
@@ -162,7 +162,7 @@ def _too_many_missing(scores: Sequence[TaskScores], rule: Rule) -> list[str]:
     ]
 
 
-def _harm(found: Found, rule: Rule, at: Levels, alarm: int | None) -> list[str]:
+def _harm(found: Comparison, rule: Rule, at: Levels, alarm: int | None) -> list[str]:
     if found.full is None:
         return []
     said = []
@@ -183,7 +183,7 @@ def _harmed(one: Estimate, p: float) -> str:
     )
 
 
-def _doubts(found: Found, rule: Rule, at: Levels) -> list[str]:
+def _doubts(found: Comparison, rule: Rule, at: Levels) -> list[str]:
     if found.full is None:
         return []
     said = _all_short("", found.full.all, at)

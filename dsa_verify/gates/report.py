@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from dsa_verify import SCHEMA
-from dsa_verify.gates.run import Outcome
+from dsa_verify.gates.run import GateOutcome
 
 BANDS = (0, 1024, 4096, 8192, 16384, 32768)
 """Lower ends, in prompt tokens, of the bands of length that scores are shown by."""
@@ -16,7 +16,7 @@ CHANGED = 20
 """Documents whose score changed most that are shown with both answers."""
 
 
-def document(outcome: Outcome, command: str, seconds: float, provenance: dict[str, Any]) -> dict[str, Any]:
+def document(outcome: GateOutcome, command: str, seconds: float, provenance: dict[str, Any]) -> dict[str, Any]:
     """The JSON document of `dsa-verify gate`."""
     return {
         "schema": SCHEMA,
@@ -36,7 +36,7 @@ def document(outcome: Outcome, command: str, seconds: float, provenance: dict[st
     }
 
 
-def counts(outcome: Outcome, arm: str) -> dict[str, int]:
+def counts(outcome: GateOutcome, arm: str) -> dict[str, int]:
     """How an arm's answers ended: `stop`, `length`, and by reason those that are missing."""
     ends: dict[str, int] = {}
     for answer in outcome.answers[arm].values():
@@ -45,7 +45,7 @@ def counts(outcome: Outcome, arm: str) -> dict[str, int]:
     return dict(sorted(ends.items()))
 
 
-def missing_reasons(outcome: Outcome) -> dict[str, dict[str, str]]:
+def missing_reasons(outcome: GateOutcome) -> dict[str, dict[str, str]]:
     """Why answers are missing, by arm and key."""
     return {
         arm: {key: answer.reason for key, answer in answers.items() if answer.reason is not None}
@@ -53,7 +53,7 @@ def missing_reasons(outcome: Outcome) -> dict[str, dict[str, str]]:
     }
 
 
-def by_length(outcome: Outcome) -> Iterator[dict[str, Any]]:
+def by_length(outcome: GateOutcome) -> Iterator[dict[str, Any]]:
     """Mean scores of both arms by band of prompt tokens, over documents that both answered."""
     bands: dict[int, list[tuple[float, float]]] = {}
     for key, dense, sparse in _pairs(outcome):
@@ -64,7 +64,7 @@ def by_length(outcome: Outcome) -> Iterator[dict[str, Any]]:
         yield {"from_tokens": band, "n": len(pairs), "mean_dense": dense, "mean_sparse": sparse}
 
 
-def grid(outcome: Outcome) -> Iterator[dict[str, Any]]:
+def grid(outcome: GateOutcome) -> Iterator[dict[str, Any]]:
     """Mean scores of both arms by length and depth, of tasks that place something in a text."""
     placed = {d.question.key: d.row for task in outcome.gate.tasks for d in task.documents if "depth" in d.row}
     cells: dict[tuple[int, float], list[tuple[float, float]]] = {}
@@ -77,7 +77,7 @@ def grid(outcome: Outcome) -> Iterator[dict[str, Any]]:
         yield {"tokens": tokens, "depth": depth, "n": len(pairs), "mean_dense": dense, "mean_sparse": sparse}
 
 
-def changed(outcome: Outcome) -> Iterator[dict[str, Any]]:
+def changed(outcome: GateOutcome) -> Iterator[dict[str, Any]]:
     """The documents whose score changed most, losses first, with what both arms said."""
     order = sorted(((sparse - dense, key) for key, dense, sparse in _pairs(outcome) if sparse != dense))
     losses, gains = [one for one in order if one[0] < 0], [one for one in reversed(order) if one[0] > 0]
@@ -159,13 +159,13 @@ def write(content: dict[str, Any], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _pairs(outcome: Outcome) -> Iterator[tuple[str, float, float]]:
+def _pairs(outcome: GateOutcome) -> Iterator[tuple[str, float, float]]:
     dense, sparse = outcome.scores["dense"], outcome.scores["sparse"]
     for key in sorted(dense.keys() & sparse.keys()):
         yield key, dense[key], sparse[key]
 
 
-def _references(outcome: Outcome, key: str) -> list[str]:
+def _references(outcome: GateOutcome, key: str) -> list[str]:
     task_name, _, number = key.partition("#")[0].partition("/")
     for task in outcome.gate.tasks:
         if task.name == task_name:

@@ -13,7 +13,7 @@ from dsa_verify.gates.decision import Decision, decide
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
 from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, Rule
 from dsa_verify.gates.statistics.stopping import alarm_round, evidence_of_harm, schedule
-from dsa_verify.gates.tasks.longbench import Document, Task
+from dsa_verify.gates.tasks.longbench import Task, TaskDocument
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GateOutcome:
     """A decision with everything it was made from, for the report.
 
     answers: by arm and key. scores: by arm and key, of answers that count. manifests: by arm.
@@ -101,12 +101,12 @@ class _Run:
         active = np.array([self._tokens(d) > self.gate.active_tokens for d in task.documents])
         return TaskScores(task.name, task.group, first, second, _clusters(task), active)
 
-    def _mean(self, arm: str, document: Document) -> float:
+    def _mean(self, arm: str, document: TaskDocument) -> float:
         """Mean over repeats, NaN where one is missing."""
         scored = self.scores.get(arm, {})
         return float(np.mean([scored.get(q.key, np.nan) for q in _repeated(document, self.gate.repeats)]))
 
-    def _tokens(self, document: Document) -> int:
+    def _tokens(self, document: TaskDocument) -> int:
         """Prompt tokens as a server counted them, or a guess of one a word where it did not."""
         for answers in self.answers.values():
             answer = answers.get(document.question.key)
@@ -115,7 +115,7 @@ class _Run:
         return len(document.question.prompt.split())
 
 
-def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answer: None) -> Outcome:
+def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answer: None) -> GateOutcome:
     """Run a gate. `on_answer` is called with an arm's name and each of its answers as they come."""
     state, done, look, alarm, scores = _Run(gate, on_answer), 0, 0, None, []
     looks = state.plan.looks if gate.looks else state.plan.looks[-1:]
@@ -135,7 +135,7 @@ def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answe
     decision = decide(scores, gate.rule, same=same, degraded=degraded, look=look if gate.looks else None, alarm=alarm)
     manifests = {arm.name: arm.manifest() for arm in (gate.dense, gate.sparse, gate.same, gate.degraded) if arm}
     decision = _with_contradictions(decision, gate, state, manifests)
-    return Outcome(decision, gate, state.answers, state.scores, manifests, done, state.plan.count)
+    return GateOutcome(decision, gate, state.answers, state.scores, manifests, done, state.plan.count)
 
 
 def _controls(state: _Run, done: int) -> tuple[list[TaskScores] | None, list[TaskScores] | None]:
@@ -176,7 +176,7 @@ def _with_contradictions(decision: Decision, gate: Gate, state: _Run, manifests:
     return dataclasses.replace(decision, verdict=INVALID, sentence=text, reasons=(*found, *decision.reasons))
 
 
-def _repeated(document: Document, repeats: int) -> list[Question]:
+def _repeated(document: TaskDocument, repeats: int) -> list[Question]:
     question = document.question
     return [question, *(dataclasses.replace(question, key=f"{question.key}#{n}") for n in range(1, repeats))]
 

@@ -29,7 +29,7 @@ BUDGET_NOISE = 1e-9
 
 
 @dataclass(frozen=True)
-class Difference:
+class RecordDifference:
     """One field that is not what the record says.
 
     kind: `drift` fails a check; `better` and `new` are what an update would also write, and fail nothing;
@@ -47,7 +47,7 @@ class Difference:
         return f"{self.field}: expected {self.expected}, found {self.found}{more}"
 
 
-def differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
+def differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[RecordDifference]:
     """What disagrees in the parts that `found` has; of another question the answers are not compared."""
     recipe = found["recipe"]
     told = list(_mapping("recipe", stored.get("recipe"), recipe))
@@ -75,28 +75,32 @@ def place(recipe: Mapping[str, Any], token: int) -> str:
     return f"padding token {token}"
 
 
-def _mapping(what: str, stored: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> Iterator[Difference]:
+def _mapping(
+    what: str, stored: Mapping[str, Any] | None, found: Mapping[str, Any] | None
+) -> Iterator[RecordDifference]:
     stored, found = stored or {}, found or {}
     for key in sorted({*stored, *found}):
         if stored.get(key) != found.get(key):
-            yield Difference(f"{what} {key}", _said(stored.get(key)), _said(found.get(key)))
+            yield RecordDifference(f"{what} {key}", _said(stored.get(key)), _said(found.get(key)))
 
 
 def _said(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
-def _selection(recipe: Mapping[str, Any], stored: list[str] | None, found: list[str] | None) -> Iterator[Difference]:
+def _selection(
+    recipe: Mapping[str, Any], stored: list[str] | None, found: list[str] | None
+) -> Iterator[RecordDifference]:
     stored, found = stored or [], found or []
     if len(stored) != len(found):
-        yield Difference("selection", f"{len(stored)} tokens", f"{len(found)} tokens")
+        yield RecordDifference("selection", f"{len(stored)} tokens", f"{len(found)} tokens")
         return
     moved = [token for token, (a, b) in enumerate(zip(stored, found, strict=True)) if a != b]
     if not moved:
         return
     before, after = set(candidates(stored[moved[0]])), set(candidates(found[moved[0]]))
     others = f"; {len(moved)} of {len(found)} tokens differ" if len(moved) > 1 else ""
-    yield Difference(
+    yield RecordDifference(
         f"selection of {place(recipe, moved[0])}",
         ranges(sorted(before - after)),
         ranges(sorted(after - before)),
@@ -104,12 +108,12 @@ def _selection(recipe: Mapping[str, Any], stored: list[str] | None, found: list[
     )
 
 
-def _output(recipe: Mapping[str, Any], name: str, stored: Any, found: Any) -> Iterator[Difference]:
+def _output(recipe: Mapping[str, Any], name: str, stored: Any, found: Any) -> Iterator[RecordDifference]:
     if stored is None or found is None or stored["shape"] != found["shape"]:
-        yield Difference(f"{name} shape", _said(stored and stored["shape"]), _said(found and found["shape"]))
+        yield RecordDifference(f"{name} shape", _said(stored and stored["shape"]), _said(found and found["shape"]))
         return
     if stored["empty"] != found["empty"]:
-        yield Difference(f"{name}: elements at -inf", str(stored["empty"]), str(found["empty"]))
+        yield RecordDifference(f"{name}: elements at -inf", str(stored["empty"]), str(found["empty"]))
     tolerance = max(stored["tolerance"], found["tolerance"])
     yield from _rows(recipe, name, stored["rows"], found["rows"], tolerance)
     numbered = {f"signed sum {k} of the whole": (a, b) for k, (a, b) in enumerate(_pairs(stored, found, "whole"))}
@@ -119,14 +123,18 @@ def _output(recipe: Mapping[str, Any], name: str, stored: Any, found: Any) -> It
     samples = [label for label in off if label.startswith("[")]
     for label in samples or list(off)[:1]:
         wanted, got = off[label]
-        yield Difference(f"{name}{label}" if label in samples else f"{name}, {label}", *_apart(wanted, got, tolerance))
+        yield RecordDifference(
+            f"{name}{label}" if label in samples else f"{name}, {label}", *_apart(wanted, got, tolerance)
+        )
 
 
 def _pairs(stored: Any, found: Any, key: str) -> Iterator[tuple[Any, Any]]:
     return zip(stored[key], found[key], strict=True)
 
 
-def _rows(recipe: Mapping[str, Any], name: str, stored: Any, found: Any, tolerance: float) -> Iterator[Difference]:
+def _rows(
+    recipe: Mapping[str, Any], name: str, stored: Any, found: Any, tolerance: float
+) -> Iterator[RecordDifference]:
     """The token whose signed sums moved most, and how many others moved."""
     apart = [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in zip(stored, found, strict=True)]
     moved = [token for token, distance in enumerate(apart) if not distance <= tolerance]
@@ -136,39 +144,39 @@ def _rows(recipe: Mapping[str, Any], name: str, stored: Any, found: Any, toleran
     k = max(range(len(found[token])), key=lambda i: abs(stored[token][i] - found[token][i]))
     wanted, got, more = _apart(stored[token][k], found[token][k], tolerance)
     others = f"; {len(moved)} of {len(found)} tokens moved" if len(moved) > 1 else ""
-    yield Difference(f"{name} of {place(recipe, token)}, signed sum {k}", wanted, got, more + others)
+    yield RecordDifference(f"{name} of {place(recipe, token)}, signed sum {k}", wanted, got, more + others)
 
 
 def _apart(wanted: float, got: float, tolerance: float) -> tuple[str, str, str]:
     return f"{wanted:.12g}", f"{got:.12g}", f"{abs(wanted - got):.2g} apart, {tolerance:.2g} is allowed"
 
 
-def _cache(stored: Any, found: Any) -> Iterator[Difference]:
+def _cache(stored: Any, found: Any) -> Iterator[RecordDifference]:
     if stored == found:
         return
     stored, found = stored or {"pool": None, "written": {}}, found or {"pool": None, "written": {}}
     pages = sorted({*stored["written"], *found["written"]}, key=int)
     changed = [page for page in pages if stored["written"].get(page) != found["written"].get(page)]
     where = f"written pages {', '.join(changed)} differ" if changed else "a page that the step does not write differs"
-    yield Difference("cache_kv", _said(stored["pool"]), _said(found["pool"]), where)
+    yield RecordDifference("cache_kv", _said(stored["pool"]), _said(found["pool"]), where)
 
 
-def _budget(stored: Mapping[str, float] | None, found: Mapping[str, float] | None) -> Iterator[Difference]:
+def _budget(stored: Mapping[str, float] | None, found: Mapping[str, float] | None) -> Iterator[RecordDifference]:
     stored, found = stored or {}, found or {}
     for key in sorted({*stored, *found}):
         a, b = stored.get(key), found.get(key)
         if a is None or b is None or not math.isclose(a, b, rel_tol=BUDGET_NOISE, abs_tol=0.0):
-            yield Difference(f"budget {key}", _said(a), _said(b), "the error budget itself changed")
+            yield RecordDifference(f"budget {key}", _said(a), _said(b), "the error budget itself changed")
 
 
-def provider_differences(name: str, stored: Any, found: Any) -> Iterator[Difference]:
+def provider_differences(name: str, stored: Any, found: Any) -> Iterator[RecordDifference]:
     """How a provider's entry moved."""
     if stored is None:
-        yield Difference(name, "nothing recorded", _entry(found), kind="new")
+        yield RecordDifference(name, "nothing recorded", _entry(found), kind="new")
     elif ("not_verified" in stored) or ("not_verified" in found):
         if ("not_verified" in stored) != ("not_verified" in found):
             kind: Kind = "drift" if "not_verified" in found else "better"
-            yield Difference(name, _entry(stored), _entry(found), kind=kind)
+            yield RecordDifference(name, _entry(stored), _entry(found), kind=kind)
     else:
         yield from _mapping(f"{name} promises", stored["promise"], found["promise"])
         for metric in sorted({*stored["share"], *found["share"]}):
@@ -178,15 +186,15 @@ def provider_differences(name: str, stored: Any, found: Any) -> Iterator[Differe
 
 def _moved(
     provider: str, stored: Mapping[str, float] | None, found: Mapping[str, float] | None
-) -> Iterator[Difference]:
+) -> Iterator[RecordDifference]:
     """Bytes are counted, not measured: any more is a drift. A device counts none and is held against nothing."""
     if found is None:
         return
     if stored is None:
-        yield Difference(f"{provider} moves", "nothing recorded", _bytes(found), kind="new")
+        yield RecordDifference(f"{provider} moves", "nothing recorded", _bytes(found), kind="new")
     elif found != stored:
         kind: Kind = "drift" if found["bytes"] > stored["bytes"] else "better"
-        yield Difference(f"{provider} moves", _bytes(stored), _bytes(found), kind=kind)
+        yield RecordDifference(f"{provider} moves", _bytes(stored), _bytes(found), kind=kind)
 
 
 def _bytes(moved: Mapping[str, float]) -> str:
@@ -203,14 +211,16 @@ def _entry(entry: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in entry["share"].items()) or "verified"
 
 
-def _metric(provider: str, name: str, stored: float | None, found: float | None) -> Iterator[Difference]:
+def _metric(provider: str, name: str, stored: float | None, found: float | None) -> Iterator[RecordDifference]:
     if stored is None or found is None:
-        yield Difference(f"{provider} {name}", _said(stored), _said(found), "share of its budget")
+        yield RecordDifference(f"{provider} {name}", _said(stored), _said(found), "share of its budget")
     elif grown(name, stored, found):
         times = f"grew {found / stored:.3g} times" if stored else "grew from nothing"
-        yield Difference(f"{provider} {name}", f"{stored:.3g}", f"{found:.3g}", f"share of its budget, {times}")
+        yield RecordDifference(f"{provider} {name}", f"{stored:.3g}", f"{found:.3g}", f"share of its budget, {times}")
     elif grown(name, found, stored):
-        yield Difference(f"{provider} {name}", f"{stored:.3g}", f"{found:.3g}", "share of its budget", kind="better")
+        yield RecordDifference(
+            f"{provider} {name}", f"{stored:.3g}", f"{found:.3g}", "share of its budget", kind="better"
+        )
 
 
 def grown(name: str, before: float, after: float) -> bool:

@@ -23,7 +23,7 @@ from dsa_verify import oracle
 from dsa_verify.batch import Batch, Scenario
 from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
 from dsa_verify.contract import Promise, Surface
-from dsa_verify.evidence import Attention, Expected, Selection
+from dsa_verify.evidence import Attention, Expected, ScoredCandidates
 from dsa_verify.golden.canonical import SCHEMA, gaps
 from dsa_verify.golden.fingerprint import fingerprint, number
 
@@ -80,7 +80,7 @@ def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, ob
     return {"outputs": outputs, "budget": {name: number(value) for name, value in sums.items()}}
 
 
-def margin(chosen: Selection, equal_keys: bool = False) -> float | None:
+def margin(chosen: ScoredCandidates, equal_keys: bool = False) -> float | None:
     """Smallest relative gap, over all rows, between the scores at the cut; None where no row leaves anything out.
 
     Ties of zeros, of scores that no dtype rounds, and of `equal_keys`, which the oracle of a whole indexer scores once,

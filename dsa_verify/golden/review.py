@@ -16,7 +16,7 @@ from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ConfigError, GoldenError
 from dsa_verify.evidence import Result
 from dsa_verify.golden import measure, record, store
-from dsa_verify.golden.compare import Difference, differences, provider_differences
+from dsa_verify.golden.compare import RecordDifference, differences, provider_differences
 from dsa_verify.golden.store import Name
 from dsa_verify.run import known_failures, suite
 from dsa_verify.run.verify import batch_of, on_device
@@ -34,7 +34,7 @@ class Reviewed:
     name: str
     path: Path
     status: Status
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[RecordDifference, ...] = ()
     record: Mapping[str, object] | None = None
     accept: str = ""
 
@@ -151,7 +151,7 @@ def review(folder: Path, names: Sequence[Name], measured: Measured, *, whole: bo
         reviewed.append(_judge(folder, name, on_disk[name], found, providers, measured.provenance or {}))
     if whole:
         for path in store.strays(folder, names):
-            gone = Difference("file", "no such record", str(path), "no quick scenario and surface has it")
+            gone = RecordDifference("file", "no such record", str(path), "no quick scenario and surface has it")
             reviewed.append(Reviewed(path.stem, path, "orphan", (gone,), None, accept(None, ())))
     return Review(tuple(reviewed), measured.results)
 
@@ -160,9 +160,9 @@ def _judge(folder: Path, name: Name, old, found: dict, entries: dict, provenance
     """One record beside what was computed, and what an update would write."""
     path, label = store.path_of(folder, name), "/".join(name)
     if not isinstance(old, dict):
-        said = Difference("record", "a file", "none", str(path))
+        said = RecordDifference("record", "a file", "none", str(path))
         if old is not None:
-            said = Difference("record", "one that can be trusted", str(old))
+            said = RecordDifference("record", "one that can be trusted", str(old))
         status: Status = "missing" if old is None else "corrupt"
         return Reviewed(label, path, status, (said,), complete(found, entries, {}, provenance), accept(name))
     had = old.get("providers", {})
@@ -183,7 +183,7 @@ def _judge(folder: Path, name: Name, old, found: dict, entries: dict, provenance
     told = [
         replace(d, kind="unmeasured") if d.kind == "new" and d.field in suite.DEFAULT_PROVIDERS else d for d in told
     ]
-    told += [Difference(provider, "its metrics", "none recorded", kind="unmeasured") for provider in missing]
+    told += [RecordDifference(provider, "its metrics", "none recorded", kind="unmeasured") for provider in missing]
     again = tuple(had) if drifted else tuple(dict.fromkeys([*entries, *missing]))
     return Reviewed(label, path, "changed" if told else "same", tuple(told), fresh, accept(name, again))
 

@@ -44,7 +44,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Path:
+class LayerPath:
     """What ran: the attention surface, where its selection comes from, and who computed that.
 
     selection: `none`, `keys` (written, nothing chosen), `pages`, `tokens`, or `shared`.
@@ -107,30 +107,32 @@ class Output(NamedTuple):
     selection: Selection | None
 
 
-def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> Path:
+def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> LayerPath:
     """What a layer runs. `selected`: whether a full layer before it in this step chose something.
 
     Raises `ContractError` for a shared layer that has nothing to reuse.
     """
     own = layer.kind == "full"
     if own and not layer.indexer:
-        return Path("dense_mla", "none")
+        return LayerPath("dense_mla", "none")
     exact = config.granularity == "token"
     if mode != "decode" and not (config.prefill_sparse or exact):
-        return Path("dense_mla", "keys" if own else "none")
+        return LayerPath("dense_mla", "keys" if own else "none")
     if not own and not selected:
         raise ContractError(
             f"a shared layer reuses the selection of the full layer before it, and none has made one in this {mode} "
             f"step; begin with a full layer that has an indexer."
         )
     if exact:
-        return Path("sparse_mla_tokens", *(("tokens", "jnp") if own else ("shared",)))
+        return LayerPath("sparse_mla_tokens", *(("tokens", "jnp") if own else ("shared",)))
     if mode == "decode":
         by_pages = config.page_topk > 0
         indexer = "pallas" if config.indexer_kernel and not by_pages else "jnp"
-        return Path("sparse_mla_decode", *(("pages" if by_pages else "tokens", indexer) if own else ("shared",)))
+        return LayerPath("sparse_mla_decode", *(("pages" if by_pages else "tokens", indexer) if own else ("shared",)))
     attention = "sparse_mla_prefill_qblock" if config.prefill_qblock else "sparse_mla_prefill"
-    return Path(attention, *(("pages", "pallas" if config.indexer_kernel_prefill else "jnp") if own else ("shared",)))
+    return LayerPath(
+        attention, *(("pages", "pallas" if config.indexer_kernel_prefill else "jnp") if own else ("shared",))
+    )
 
 
 def attend(
@@ -175,7 +177,7 @@ def attend(
 
 
 def _local(
-    path: Path,
+    path: LayerPath,
     layer: Layer,
     config: BackendConfig,
     inputs: Inputs,
@@ -204,7 +206,7 @@ def _local(
 
 
 def _select(
-    path: Path, layer: Layer, config: BackendConfig, inputs: Inputs, index_cache: jax.Array, metadata: Metadata
+    path: LayerPath, layer: Layer, config: BackendConfig, inputs: Inputs, index_cache: jax.Array, metadata: Metadata
 ) -> Selection:
     assert inputs.index_q is not None
     page_size, width = index_cache.shape[1], metadata.page_table.shape[1]
@@ -234,7 +236,7 @@ def _select(
 
 
 def _attention(
-    path: Path,
+    path: LayerPath,
     layer: Layer,
     config: BackendConfig,
     inputs: Inputs,

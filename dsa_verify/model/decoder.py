@@ -20,9 +20,9 @@ from dsa_verify.model.backend import (
     Caches,
     Inputs,
     Layer,
+    LayerPath,
     Metadata,
     Mode,
-    Path,
     Selection,
     attend,
     path_of,
@@ -43,7 +43,7 @@ class Static:
     mode: Mode
 
 
-class Step(NamedTuple):
+class ModelStep(NamedTuple):
     """The tokens of a step and where they stand; `last` i32[seqs] is the row of each sequence's last new token."""
 
     tokens: jax.Array
@@ -51,7 +51,7 @@ class Step(NamedTuple):
     last: jax.Array
 
 
-class Result(NamedTuple):
+class StepOutput(NamedTuple):
     """Logits f32[seqs, vocab_size] after each sequence's last token, the pools, and what each full layer chose."""
 
     logits: jax.Array
@@ -92,7 +92,7 @@ def new_pools(config: ModelConfig, pages: int, page_size: int, dtype) -> tuple[C
     )
 
 
-def paths_of(static: Static) -> tuple[Path, ...]:
+def paths_of(static: Static) -> tuple[LayerPath, ...]:
     """What each layer runs in a step of this mode."""
     paths, selected = [], False
     for layer in _layers(static.config):
@@ -102,7 +102,7 @@ def paths_of(static: Static) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def forward(static: Static, params: Params, step: Step, pools: tuple[Caches, ...]) -> Result:
+def forward(static: Static, params: Params, step: ModelStep, pools: tuple[Caches, ...]) -> StepOutput:
     """One step through the decoder; jit-able with the first argument static."""
     config, positions = static.config, step.metadata.positions
     hidden = params["embed_tokens.weight"][step.tokens]
@@ -119,7 +119,7 @@ def forward(static: Static, params: Params, step: Step, pools: tuple[Caches, ...
         hidden = residual_of_attention(w, hidden, output.out)
         hidden = residual_of_mlp(config, w, hidden, config.mlp_layer_types[number] == "sparse")
     rows = rms_norm(hidden[step.last], params["norm.weight"], config.rms_norm_eps)
-    return Result(linear(rows, params["lm_head.weight"]), tuple(written), tuple(selections))
+    return StepOutput(linear(rows, params["lm_head.weight"]), tuple(written), tuple(selections))
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

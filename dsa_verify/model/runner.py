@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsa_verify.engine.step import Step
-from dsa_verify.model.backend import Metadata, Mode, Path
+from dsa_verify.model.backend import LayerPath, Metadata, Mode
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights
+from dsa_verify.model.decoder import ModelStep as ModelStep
 from dsa_verify.model.decoder import Static, forward, load_params, new_pools, paths_of
-from dsa_verify.model.decoder import Step as ModelStep
 from dsa_verify.model.model_config import ModelConfig, read_config
 
 
@@ -43,7 +43,7 @@ class ModelRunner:
     pool_pages: int
     dtype: Any = jnp.float32
     on_choice: Callable[[Chosen], None] | None = None
-    paths: Counter[tuple[str, int, Path]] = field(default_factory=Counter)
+    paths: Counter[tuple[str, int, LayerPath]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.pools = new_pools(self.config, self.pool_pages, self.page_size, self.dtype)

@@ -63,7 +63,7 @@ class KernelMutant(AnyMutant, Protocol):
 
 
 @dataclass(frozen=True)
-class Fate:
+class MutantResult:
     """What became of one mutant.
 
     killed_by: checks that rejected it on `surface` and `scenario`; or `timeout` or `crash` where its process ended,
@@ -87,7 +87,7 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class Order:
+class MutantJob:
     """A mutant to try, by name, and what killed it before: surface, scenario, checks."""
 
     name: str
@@ -104,9 +104,9 @@ def run(
     tier: str,
     jobs: int | None,
     folder: Path | None,
-    on_fate: Callable[[Fate], None] = lambda fate: None,
+    on_fate: Callable[[MutantResult], None] = lambda fate: None,
     explained: Collection[str] = (),
-) -> list[Fate]:
+) -> list[MutantResult]:
     """Find out what becomes of each mutant, in their order.
 
     Args:
@@ -118,7 +118,7 @@ def run(
 
     Raises `StaleMutant` for a mutant whose source is gone, `ConfigError` for an unknown tier.
     """
-    fates: dict[str, Fate] = {}
+    fates: dict[str, MutantResult] = {}
     keys = {m.name: code_digest(m.provider, m.name, m.fingerprint, tier) for m in mutants}
     hints = {}
     for mutant in mutants:
@@ -127,7 +127,7 @@ def run(
             fates[mutant.name] = known
             on_fate(known)
     for deep in (False, True):  # most die of little; what is left is told early, and takes the time
-        orders = [Order(m.name, hints[m.name]) for m in mutants if m.name not in fates]
+        orders = [MutantJob(m.name, hints[m.name]) for m in mutants if m.name not in fates]
         for fate in _round(orders, tier, deep, jobs):
             if fate.killed or deep or fate.name in explained:
                 fates[fate.name] = fate
@@ -136,9 +136,9 @@ def run(
     return [fates[mutant.name] for mutant in mutants]
 
 
-def _round(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None) -> Iterator[Fate]:
+def _round(orders: Sequence[MutantJob], tier: str, deep: bool, jobs: int | None) -> Iterator[MutantResult]:
     """Try each once. Whose process dies is tried again by itself: somebody else may have killed it the first time."""
-    again: list[Order] = []
+    again: list[MutantJob] = []
     for order, answer in _answers(orders, tier, deep, jobs):
         if not isinstance(answer, workers.WorkerDied):
             yield answer
@@ -153,7 +153,7 @@ def _round(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None) -> 
             yield answer
 
 
-def _answers(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None):
+def _answers(orders: Sequence[MutantJob], tier: str, deep: bool, jobs: int | None):
     groups = [[order] for order in orders]
     if groups:
         work = partial(try_mutant, tier=tier, deep=deep)
@@ -161,15 +161,15 @@ def _answers(orders: Sequence[Order], tier: str, deep: bool, jobs: int | None):
             yield from answers
 
 
-def _died(name: str, how: str, reason: str) -> Fate:
+def _died(name: str, how: str, reason: str) -> MutantResult:
     mutant = named(name)
-    return Fate(name, mutant.kind, mutant.provider, mutant.surfaces[0], (how,), None, reason)
+    return MutantResult(name, mutant.kind, mutant.provider, mutant.surfaces[0], (how,), None, reason)
 
 
-def try_mutant(order: Order, tier: str, deep: bool) -> Fate:
+def try_mutant(order: MutantJob, tier: str, deep: bool) -> MutantResult:
     """Try one mutant in this process until something kills it; `deep` goes on where the first round ended."""
     mutant, start = named(order.name), time.perf_counter()
-    fate = Fate(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
+    fate = MutantResult(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
     try:
         if isinstance(mutant, SystemMutant):
             fate = _system_fate(fate, mutant, deep)
@@ -180,7 +180,7 @@ def try_mutant(order: Order, tier: str, deep: bool) -> Fate:
     return replace(fate, seconds=round(time.perf_counter() - start, 2))
 
 
-def _kernel_fate(fate: Fate, mutant: KernelMutant, attempts: Iterator[Attempt]) -> Fate:
+def _kernel_fate(fate: MutantResult, mutant: KernelMutant, attempts: Iterator[Attempt]) -> MutantResult:
     try:
         provider = mutant.load()
     except StaleMutant:
@@ -194,7 +194,7 @@ def _kernel_fate(fate: Fate, mutant: KernelMutant, attempts: Iterator[Attempt]) 
     return fate
 
 
-def _system_fate(fate: Fate, mutant: SystemMutant, deep: bool) -> Fate:
+def _system_fate(fate: MutantResult, mutant: SystemMutant, deep: bool) -> MutantResult:
     for place, play in mutant.attempts(deep):
         killers = _in_time(play)
         if killers:
@@ -202,7 +202,7 @@ def _system_fate(fate: Fate, mutant: SystemMutant, deep: bool) -> Fate:
     return fate
 
 
-def _killed(fate: Fate, scenario: str, killers: Mapping[str, str]) -> Fate:
+def _killed(fate: MutantResult, scenario: str, killers: Mapping[str, str]) -> MutantResult:
     reason = " ".join(next(iter(killers.values())).split())
     return replace(fate, killed_by=tuple(killers), scenario=scenario, reason=reason)
 
@@ -271,13 +271,13 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
-def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, Attempt | None]:
+def _recall(folder: Path | None, name: str, key: str) -> tuple[MutantResult | None, Attempt | None]:
     """The kept result if nothing that matters has changed; otherwise where to look first."""
     if folder is None or not _file(folder, name).is_file():
         return None, None
     try:
         record: Mapping = json.loads(_file(folder, name).read_text("utf-8"))
-        fate = Fate(**record["fate"] | {"killed_by": tuple(record["fate"]["killed_by"])})
+        fate = MutantResult(**record["fate"] | {"killed_by": tuple(record["fate"]["killed_by"])})
     except (OSError, ValueError, KeyError, TypeError):  # torn by an interruption: as good as none
         return None, None
     if record["key"] == key:
@@ -286,7 +286,7 @@ def _recall(folder: Path | None, name: str, key: str) -> tuple[Fate | None, Atte
     return None, (fate.surface, fate.scenario, checks) if checks and fate.scenario in SCENARIOS else None
 
 
-def _keep(folder: Path | None, key: str, fate: Fate) -> None:
+def _keep(folder: Path | None, key: str, fate: MutantResult) -> None:
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongMetadata:
     """A function of `dsa_verify.mutants.adapters` around one kernel."""
 
     adapter: Callable
@@ -65,7 +65,7 @@ class Mutant:
     kind: str
     provider: str
     surface: str
-    change: Edit | Wrong
+    change: Edit | WrongMetadata
     scenario: str
     check: str
 
@@ -327,7 +327,7 @@ _MUTANTS = [
         Edit("indexing", "jnp.where(value > -jnp.inf, column, -1)", "column"),
         "single-prefill-p16-f32", "selection",
     ),
-    Mutant("window-of-the-last-row", "21", *_PREFILL, Wrong(adapters.last_position_for_all),
+    Mutant("window-of-the-last-row", "21", *_PREFILL, WrongMetadata(adapters.last_position_for_all),
            "single-extend-p16-f32", "parity"),
     Mutant(
         "indexer-window-of-the-last-row", "21", *_TOPK,
@@ -335,7 +335,7 @@ _MUTANTS = [
         "single-extend-p16-f32", "selection",
     ),
     *(
-        Mutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface, Wrong(adapters.packed_table),
+        Mutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface, WrongMetadata(adapters.packed_table),
                scenario, check)
         for surface, scenario, check in (
             ("index_topk", "several-unequal-p16-f32", "selection"),
@@ -379,7 +379,7 @@ _MUTANTS = [
              "(new, lax.reduce_precision(total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True), 8, 7))"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("short-prefill-not-scored", "38", "jnp", "index_topk", Wrong(adapters.short_sequences_skip_scoring),
+    Mutant("short-prefill-not-scored", "38", "jnp", "index_topk", WrongMetadata(adapters.short_sequences_skip_scoring),
            "mixed-decode-and-chunk-p16-f32", "selection"),
     Mutant(
         "sparse-where-dense-is-due", "39", "jnp", "dense_mla",
@@ -387,7 +387,7 @@ _MUTANTS = [
              "page_table, placement, jnp.zeros((ql_nope.shape[0], 1), jnp.int32), sm_scale)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("half-of-the-heads", "40", *_QBLOCK, Wrong(adapters.half_of_the_heads),
+    Mutant("half-of-the-heads", "40", *_QBLOCK, WrongMetadata(adapters.half_of_the_heads),
            "single-extend-p16-f32", "parity"),
     Mutant(
         "padding-slot-written", "42", *_DECODE,
@@ -395,17 +395,17 @@ _MUTANTS = [
         "padding-decode-between-d16-bf16", "cache",
     ),
     Mutant("padding-written-beside-a-neighbour", "42", "jnp", "cache_write",
-           Wrong(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
+           WrongMetadata(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
     Mutant(
         "rotary-read-where-it-was-not-written", "44", "jnp", "dense_mla",
         Edit("attention", "rows[:, at : at + q_pe.shape[-1]]", "rows[:, -q_pe.shape[-1] :]"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", Wrong(adapters.unaligned_locations),
+    Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", WrongMetadata(adapters.unaligned_locations),
            "several-unequal-p16-f32", "parity"),
-    Mutant("table-one-narrower", "50", "jnp", "index_page_topk", Wrong(adapters.narrower_table),
+    Mutant("table-one-narrower", "50", "jnp", "index_page_topk", WrongMetadata(adapters.narrower_table),
            "several-unequal-p16-f32", "selection"),
-    Mutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", Wrong(adapters.narrower_table),
+    Mutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", WrongMetadata(adapters.narrower_table),
            "decode-page-edges-d16-bf16", "parity"),
     Mutant(
         "prologue-for-a-sequence-without-work", "51", *_DENSE,
@@ -434,12 +434,12 @@ _MUTANTS = [
         Edit("indexing", "            ahead = index + BUFFERS - 1\n", "            ahead = index + BUFFERS\n"),
         "several-unequal-p16-f32", "races",
     ),
-    Mutant("positions-of-the-step-before", "metadata", *_QBLOCK, Wrong(adapters.stale_positions),
+    Mutant("positions-of-the-step-before", "metadata", *_QBLOCK, WrongMetadata(adapters.stale_positions),
            "single-extend-p16-f32", "parity"),
-    Mutant("slots-one-further", "metadata", *_WRITE, Wrong(adapters.locations_of_one_step_ahead),
+    Mutant("slots-one-further", "metadata", *_WRITE, WrongMetadata(adapters.locations_of_one_step_ahead),
            "several-unequal-p16-f32", "cache"),
     Mutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
-           Wrong(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
+           WrongMetadata(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     Mutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
         Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",

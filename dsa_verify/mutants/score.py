@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.mutants.campaign import Fate
+from dsa_verify.mutants.campaign import MutantResult
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 WANTED = 0.95
@@ -29,22 +29,22 @@ def explanations(path: Path = EQUIVALENT) -> dict[str, str]:
 class Score:
     """A finished campaign. `known`: names of all mutants there are, tried or not."""
 
-    handwritten: Sequence[Fate]
-    systematic: Sequence[Fate]
+    handwritten: Sequence[MutantResult]
+    systematic: Sequence[MutantResult]
     explained: Mapping[str, str]
     known: Collection[str]
 
     @property
-    def fates(self) -> list[Fate]:
+    def fates(self) -> list[MutantResult]:
         return [*self.handwritten, *self.systematic]
 
     @property
-    def survivors(self) -> list[Fate]:
+    def survivors(self) -> list[MutantResult]:
         """Mutants that nothing killed and nobody explained."""
         return [fate for fate in self.fates if not fate.killed and fate.name not in self.explained]
 
     @property
-    def equivalent(self) -> list[Fate]:
+    def equivalent(self) -> list[MutantResult]:
         return [fate for fate in self.systematic if not fate.killed and fate.name in self.explained]
 
     @property
@@ -79,7 +79,7 @@ class Score:
             "mutants": [self._record(fate) for fate in self.fates],
         }
 
-    def _record(self, fate: Fate) -> dict[str, object]:
+    def _record(self, fate: MutantResult) -> dict[str, object]:
         return {
             "name": fate.name,
             "kind": fate.kind,
@@ -92,5 +92,5 @@ class Score:
         }
 
 
-def _killed(fates: Sequence[Fate]) -> int:
+def _killed(fates: Sequence[MutantResult]) -> int:
     return sum(fate.killed for fate in fates)

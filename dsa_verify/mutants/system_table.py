@@ -123,7 +123,7 @@ _WIRED = [
     ),
     SystemMutant(
         "dense-prefill-has-no-index-keys", "20", "backend",
-        Lines(_BACKEND, 'Path("dense_mla", "keys" if own else "none")', 'Path("dense_mla", "none")'),
+        Lines(_BACKEND, 'LayerPath("dense_mla", "keys" if own else "none")', 'LayerPath("dense_mla", "none")'),
         ("dense-prefill",), "paths",
     ),
     SystemMutant(
@@ -162,7 +162,7 @@ _WIRED = [
     SystemMutant(
         "sparse-attention-silently-dense", "39", "backend",
         Lines(_BACKEND, "    run = _function(config.kernels, path.attention)\n",
-              '    path = Path("dense_mla", "none")\n    run = _function(config.kernels, path.attention)\n'),
+              '    path = LayerPath("dense_mla", "none")\n    run = _function(config.kernels, path.attention)\n'),
         ("sparse-prefill",), "answers",
     ),
     SystemMutant(

@@ -61,9 +61,9 @@ class SystematicMutant:
         change = changes.get(self.name)
         if change is None:
             raise StaleMutant(f"{self.module} has no place {self.name!r}; the kernel moved on: generate mutants anew")
-        _Replace(change.before, change.after).visit(tree)
+        ReplaceNode(change.before, change.after).visit(tree)
         changed = ast.unparse(tree)
-        _Replace(change.after, change.before).visit(tree)  # the tree is shared by all mutants of the module
+        ReplaceNode(change.after, change.before).visit(tree)  # the tree is shared by all mutants of the module
         return changed
 
     def load(self) -> Provider:
@@ -100,7 +100,7 @@ def source_of(module: str) -> str:
 
 def _named(module: str, tree: ast.Module) -> Iterator[tuple[str, Change]]:
     seen: Counter[str] = Counter()
-    for function, node in _places(tree):
+    for function, node in places_of(tree):
         for operator, generate in OPERATORS.items():
             for after in generate(node):
                 what = f"{_excerpt(node)} -> {_excerpt(after)}"
@@ -115,7 +115,7 @@ def _excerpt(node: ast.AST) -> str:
     return text if len(text) <= _LONGEST_EXCERPT else f"{text[: _LONGEST_EXCERPT - 3]}..."
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+def places_of(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     """Every node inside functions that may be changed, with the function's name, in order of source."""
 
     def walk(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
@@ -195,7 +195,7 @@ def _excluded(node: ast.AST) -> bool:
     return False
 
 
-class _Replace(ast.NodeTransformer):
+class ReplaceNode(ast.NodeTransformer):
     """Puts one node in the place of another, found by identity."""
 
     def __init__(self, before: ast.AST, after: ast.AST) -> None:

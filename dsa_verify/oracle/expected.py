@@ -6,7 +6,7 @@ import numpy as np
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.errors import unknown_name
-from dsa_verify.evidence import Attention, Expected, Selection
+from dsa_verify.evidence import Attention, Expected, ScoredCandidates
 from dsa_verify.oracle import indexer
 from dsa_verify.oracle.attention import attend, page_mask
 from dsa_verify.oracle.scores import Scores, best, index_scores, page_scores
@@ -29,7 +29,7 @@ def expected(surface: str, batch: Batch) -> Expected:
     raise unknown_name("surface", surface, ())
 
 
-def selection(batch: Batch, *, pages: bool = False) -> Selection:
+def selection(batch: Batch, *, pages: bool = False) -> ScoredCandidates:
     """Scores of all positions, or of all sequence-local pages, of every token's own sequence."""
     columns = batch.page_table.shape[1] * (1 if pages else batch.page_size)
     value = np.full((batch.tokens, columns), -np.inf)
@@ -48,7 +48,7 @@ def selection(batch: Batch, *, pages: bool = False) -> Selection:
         magnitude[rows, : scores.value.shape[1]] = scores.magnitude
     terms = batch.index_q.shape[1] * batch.index_q.shape[2]
     budget = batch.k_pages if pages else batch.index_topk
-    return Selection(value, magnitude, best(value, budget), terms, batch.exact_scores)
+    return ScoredCandidates(value, magnitude, best(value, budget), terms, batch.exact_scores)
 
 
 def indexed(batch: Batch) -> Expected:
@@ -78,7 +78,7 @@ def indexed(batch: Batch) -> Expected:
         magnitude[rows, :kv_len] = scores.magnitude[:, of_key]
         error[rows, :kv_len] = indexer.score_error(projected, rows, keys, made_by[slots], batch.index_cache.dtype)
     terms = batch.index_q.shape[1] * batch.index_q.shape[2]
-    chosen = Selection(value, magnitude, best(value, batch.index_topk), terms, error=error)
+    chosen = ScoredCandidates(value, magnitude, best(value, batch.index_topk), terms, error=error)
     return Expected(selection=chosen, keys=indexer.keys(projected))
 
 

@@ -17,7 +17,7 @@ DEFAULT_SHAPE = "glm-5.2"
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnalysisPlan:
     """What to measure. queries: length of the window, at the end of the trace. page_size: that of the bytes moved."""
 
     block_sizes: tuple[int, ...] = BLOCK_SIZES
@@ -99,7 +99,7 @@ class Profile:
     """What was measured. left_out: block sizes that do not fit into the window."""
 
     source: Source
-    plan: Plan
+    plan: AnalysisPlan
     shape: str
     layers: tuple[LayerProfile, ...]
     left_out: tuple[int, ...]
@@ -127,7 +127,7 @@ class Profile:
         }
 
 
-def analyse(trace: Trace, plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Profile:
+def analyse(trace: Trace, plan: AnalysisPlan, tell: Callable[[str], None] = lambda _: None) -> Profile:
     """Measure every layer of a trace; `tell` hears what is being measured.
 
     Raises `ConfigError` when the window cannot be measured as planned.
@@ -148,7 +148,7 @@ def analyse(trace: Trace, plan: Plan, tell: Callable[[str], None] = lambda _: No
     return Profile(trace.source, plan, shape.name, tuple(layers), tuple(sorted(set(plan.block_sizes) - set(sizes))))
 
 
-def _window(layer: int, selections: Selections, plan: Plan) -> Selections:
+def _window(layer: int, selections: Selections, plan: AnalysisPlan) -> Selections:
     window = selections.window(plan.queries)
     gap = np.flatnonzero(np.diff(window.positions) != 1)
     if len(gap):
@@ -161,7 +161,7 @@ def _window(layer: int, selections: Selections, plan: Plan) -> Selections:
 
 
 def _layer(
-    layer: int, window: Selections, block_sizes: tuple[int, ...], plan: Plan, model: tuple[int, ModelShape]
+    layer: int, window: Selections, block_sizes: tuple[int, ...], plan: AnalysisPlan, model: tuple[int, ModelShape]
 ) -> LayerProfile:
     index_topk, shape = model
     found = structure.structure(window)

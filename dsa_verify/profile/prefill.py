@@ -17,7 +17,7 @@ from dsa_verify.profile.trace import Selections, Source, Trace
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrefillSettings:
     """What to record. layers: all that have an indexer if empty. queries: how many, at the end of the prompt."""
 
     layers: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class Settings:
 def trace_of(
     files: Sequence[Path],
     model_dir: Path | None,
-    settings: Settings,
+    settings: PrefillSettings,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Trace:
     """Prefill one prompt made of `files` and record its selections.

@@ -60,7 +60,7 @@ class Drawing:
 def draw(heatmap: Heatmap) -> Drawing:
     """Expected, got and difference of a selection; one panel of shares."""
     layers = SELECTION if heatmap.kind == "selection" else SHARE
-    lines = tuple(f"{_place(row.request, row.position)}: {row.told}" for row in heatmap.rows)
+    lines = tuple(f"{_place(row.request, row.position)}: {row.note}" for row in heatmap.rows)
     shown = f", {len(lines)} of them shown" if len(lines) < heatmap.faulty else ""
     a_cell = f", {heatmap.width} a cell" if heatmap.width > 1 else ""
     return Drawing(

@@ -31,7 +31,7 @@ CREATE TABLE results (
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckPlace:
     """One check of one case."""
 
     provider: str
@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run. at: when it was appended, UTC. versions: its provenance, flat: `providers.jnp` beside `jax`."""
 
     id: int
@@ -60,7 +60,7 @@ class Run:
 class Point:
     """What one run said of one check; `share` is None where it has none."""
 
-    run: Run
+    run: RecordedRun
     status: str
     share: float | None
     reason: str
@@ -150,18 +150,18 @@ def _insert(file: sqlite3.Connection, run: int, records) -> None:
         )
 
 
-def runs(path: Path) -> list[Run]:
+def runs(path: Path) -> list[RecordedRun]:
     """All runs, oldest first. Raises `ConfigError`."""
     with _opened(path, write=False) as file:
         return _runs(file)
 
 
-def _runs(file: sqlite3.Connection) -> list[Run]:
+def _runs(file: sqlite3.Connection) -> list[RecordedRun]:
     rows = file.execute("SELECT id, at, exit_code, provenance FROM runs ORDER BY id")
-    return [Run(number, at, code, flat(json.loads(provenance))) for number, at, code, provenance in rows]
+    return [RecordedRun(number, at, code, flat(json.loads(provenance))) for number, at, code, provenance in rows]
 
 
-def lines(path: Path) -> Iterator[tuple[Place, tuple[Point, ...]]]:
+def lines(path: Path) -> Iterator[tuple[CheckPlace, tuple[Point, ...]]]:
     """Each check that ever ran, with what every run said of it, oldest first. Raises `ConfigError`.
 
     One at a time, because a year of nights is millions of results.
@@ -173,7 +173,7 @@ def lines(path: Path) -> Iterator[tuple[Place, tuple[Point, ...]]]:
             "JOIN places ON places.id = place JOIN reasons ON reasons.id = reason ORDER BY place, run"
         )
         for names, some in groupby(rows, key=lambda row: row[:4]):
-            yield Place(*names), tuple(Point(by_id[row[4]], *row[5:]) for row in some)
+            yield CheckPlace(*names), tuple(Point(by_id[row[4]], *row[5:]) for row in some)
 
 
 def flat(provenance: Mapping[str, object], prefix: str = "") -> dict[str, str]:

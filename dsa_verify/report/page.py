@@ -13,7 +13,7 @@ from dsa_verify.evidence import Result
 from dsa_verify.report import heatmap, summary
 from dsa_verify.report import history as histories
 from dsa_verify.report.outcome import STATUSES, Outcome
-from dsa_verify.report.parts import PARTS, Part
+from dsa_verify.report.parts import PARTS, PageSection
 from dsa_verify.report.rejections import Rejection, rejections, since
 from dsa_verify.run.known_failures import stale_message
 
@@ -55,7 +55,7 @@ def require() -> None:
         raise ConfigError("a page needs the package jinja2; pip install 'dsa-verify[gate]'")
 
 
-def page(outcome: Outcome, history: Path | None = None, parts: Sequence[Part] = ()) -> str:
+def page(outcome: Outcome, history: Path | None = None, parts: Sequence[PageSection] = ()) -> str:
     """The page. history: a file of `dsa_verify.report.history`, for since when; parts: what other commands found.
 
     Raises `ConfigError`.

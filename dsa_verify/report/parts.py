@@ -23,7 +23,7 @@ Budgets = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of a table; `status` is that of a check where the line has one."""
 
     cells: tuple[str, ...]
@@ -36,13 +36,13 @@ class Table:
 
     title: str
     headings: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     numbers: tuple[str, ...] = ()
     folded: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
+class PageSection:
     """What one command found: a sentence, tables, and notes below them."""
 
     name: str
@@ -53,7 +53,7 @@ class Part:
     command: str = ""
 
 
-def mutants(path: Path, title: Callable[[str], str] = str) -> Part:
+def mutants(path: Path, title: Callable[[str], str] = str) -> PageSection:
     """A campaign: kind x mutant x what killed it, survivors first and with why. title: words for a kind.
 
     Raises `ConfigError` for another file.
@@ -61,7 +61,7 @@ def mutants(path: Path, title: Callable[[str], str] = str) -> Part:
     return _read(path, "mutants", lambda content: _mutants(content, title))
 
 
-def compiles(path: Path, budgets: Budgets) -> Part:
+def compiles(path: Path, budgets: Budgets) -> PageSection:
     """Compiles: verdict and memory of each case beside what the chip has, rejected ones first.
 
     Raises `ConfigError` for another file.
@@ -69,7 +69,7 @@ def compiles(path: Path, budgets: Budgets) -> Part:
     return _read(path, "compile", lambda content: _compiles(content, budgets))
 
 
-def gate(path: Path) -> Part:
+def gate(path: Path) -> PageSection:
     """A gate: its sentence, and macro, groups and tasks with bounds and margins, in points (hundredths of a score).
 
     Raises `ConfigError` for another file.
@@ -77,7 +77,7 @@ def gate(path: Path) -> Part:
     return _read(path, "gate", _gate)
 
 
-def _read(path: Path, name: str, made: Callable[[dict[str, Any]], Part]) -> Part:
+def _read(path: Path, name: str, made: Callable[[dict[str, Any]], PageSection]) -> PageSection:
     expected = f"--{name} takes the document of `{PARTS[name]}`"
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -94,7 +94,7 @@ def _read(path: Path, name: str, made: Callable[[dict[str, Any]], Part]) -> Part
         raise ConfigError(f"{path} is damaged: {type(error).__name__} {error}; {expected}") from error
 
 
-def _mutants(content: dict[str, Any], title: Callable[[str], str]) -> Part:
+def _mutants(content: dict[str, Any], title: Callable[[str], str]) -> PageSection:
     hand, auto = content["handwritten"], content["systematic"]
     killed = [one for one in content["mutants"] if one["killed_by"]]
     survived = sorted((one for one in content["mutants"] if not one["killed_by"]), key=lambda one: bool(one["reason"]))
@@ -104,15 +104,15 @@ def _mutants(content: dict[str, Any], title: Callable[[str], str]) -> Part:
     survivors = f"{len(survived)} survived" + (f", {unexplained} of them without an explanation" if survived else "")
     places = ("kind", "mutant", "provider and surface")
     by_kind = sorted(killed, key=lambda one: title(one["kind"]))
-    return Part(
+    return PageSection(
         "mutants", "Mutants: kernels broken on purpose", "; ".join([*counts, survivors]) + ".",
         (
             Table("Survivors", (*places, "why nothing can kill it"), tuple(
-                Row((*_mutant(one, title), one["reason"] or "NOT EXPLAINED"), "" if one["reason"] else "rejected")
+                TableRow((*_mutant(one, title), one["reason"] or "NOT EXPLAINED"), "" if one["reason"] else "rejected")
                 for one in survived
             )),
             Table("Killed", (*places, "checks that killed it", "scenario"), tuple(
-                Row((*_mutant(one, title), ", ".join(one["killed_by"]), one["scenario"] or "")) for one in by_kind
+                TableRow((*_mutant(one, title), ", ".join(one["killed_by"]), one["scenario"] or "")) for one in by_kind
             ), folded=True),
         ),
         tuple(f"stale explanation: {line}" for line in content["stale"]), content["command"],
@@ -123,17 +123,17 @@ def _mutant(one: Mapping[str, Any], title: Callable[[str], str]) -> tuple[str, s
     return title(one["kind"]), one["name"], f"{one['provider']} {one['surface']}"
 
 
-def _compiles(content: dict[str, Any], budgets: Budgets) -> Part:
+def _compiles(content: dict[str, Any], budgets: Budgets) -> PageSection:
     order = ("rejected", "not_verified", "accepted")
     cases = sorted(content["cases"], key=lambda one: order.index(one["verdict"]))
     counts = ", ".join(f"{content['counts'][status]} {status.replace('_', ' ')}" for status in reversed(order))
     memory = ("HBM temporaries", "HBM", "of the chip's", "VMEM", "of the core's", "code")
     reasons = dict.fromkeys(one["message"] for one in cases if one["verdict"] != "accepted" and one["message"])
-    return Part(
+    return PageSection(
         "compile", "Compiled ahead of time", f"{counts}.",
         (Table("Cases", ("provider", "surface", "shape", "chip", "verdict", *memory), tuple(
-            Row((one["provider"], one["surface"], one["shape"], one["target"], _verdict(one), *_memory(one, budgets)),
-                one["verdict"].replace("_", " ")) for one in cases
+            TableRow((*(one[name] for name in ("provider", "surface", "shape", "target")), _verdict(one),
+                *_memory(one, budgets)), one["verdict"].replace("_", " ")) for one in cases
         ), memory),),
         tuple(reasons), content["command"],
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _of(count: float | None, budget: int | None) -> str:
     return "" if count is None or budget is None else f"{count / budget:.1%} of {_size(budget)}"
 
 
-def _gate(content: dict[str, Any]) -> Part:
+def _gate(content: dict[str, Any]) -> PageSection:
     numbers = ("n", "dense", "sparse", "difference", "at least", "at most", "margin")
     rows = [("all tasks", one) for one in [content["macro"]] if one]
     rows += [("group", one) for one in content["groups"]] + [("task", one) for one in content["tasks"]]
@@ -171,10 +171,10 @@ def _gate(content: dict[str, Any]) -> Part:
         f"Control {name}: {one['verdict']}, {'as due' if one['sound'] else 'NOT as due'}."
         for name, one in content["controls"].items()
     ]
-    return Part(
+    return PageSection(
         "gate", "Gate: may sparse prefill become the default?", content["sentence"],
         (Table("Differences in points, sparse minus dense", ("of", "name", *numbers, "shown"), tuple(
-            Row((kind, one["name"], *_differences(one), _shown(one)), "rejected" if _shown(one) == "harm" else "")
+            TableRow((kind, one["name"], *_differences(one), _shown(one)), "rejected" if _shown(one) == "harm" else "")
             for kind, one in rows
         ), numbers),),
         (*content["reasons"][1:], *content["notes"], *controls), content["command"],

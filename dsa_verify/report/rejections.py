@@ -23,19 +23,19 @@ class Rejection:
     heatmap: Heatmap | None = None
 
 
-def since(history: Path | None) -> dict[histories.Place, trend.Fall]:
+def since(history: Path | None) -> dict[histories.CheckPlace, trend.Fall]:
     """What the history says of each check that its last run rejected; nothing without a history."""
     if history is None:
         return {}
     return {line[0]: one for line in histories.lines(history) if (one := trend.fall(line))}
 
 
-def rejections(results: Sequence[Result], falls: dict[histories.Place, trend.Fall]) -> Iterable[Rejection]:
+def rejections(results: Sequence[Result], falls: dict[histories.CheckPlace, trend.Fall]) -> Iterable[Rejection]:
     """Each once a case: checks that reject with the same words and since the same run stand together."""
     grouped: dict[tuple[str, ...], list[Result]] = {}
     for one in results:
         if one.verdict.status == "rejected":
-            told = _words(falls.get(histories.Place(one.provider, one.surface, one.scenario, one.check)))
+            told = _words(falls.get(histories.CheckPlace(one.provider, one.surface, one.scenario, one.check)))
             key = (one.provider, one.surface, one.scenario, one.verdict.reason, told)
             grouped.setdefault(key, []).append(one)
     for (provider, surface, scenario, reason, told), some in grouped.items():

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dsa_verify.report.history import Place, Point, Run
+from dsa_verify.report.history import CheckPlace, Point, RecordedRun
 
-Line = tuple[Place, tuple[Point, ...]]
+Line = tuple[CheckPlace, tuple[Point, ...]]
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Fall:
     """A check that its last run rejects. last_good: the last run that accepted it, if any did; first_bad: the first
     that rejected it after that."""
 
-    place: Place
-    last_good: Run | None
-    first_bad: Run
+    place: CheckPlace
+    last_good: RecordedRun | None
+    first_bad: RecordedRun
     reason: str
 
 
@@ -25,15 +25,15 @@ class Fall:
 class Flaky:
     """A check whose verdict went back and forth while every version was the same."""
 
-    place: Place
-    statuses: tuple[tuple[Run, str], ...]
+    place: CheckPlace
+    statuses: tuple[tuple[RecordedRun, str], ...]
 
 
 @dataclass(frozen=True)
 class Move:
     """The last time that a check's share of its error budget changed from one run to the next."""
 
-    place: Place
+    place: CheckPlace
     before: Point
     after: Point
 
@@ -98,7 +98,7 @@ def move(line: Line) -> Move | None:
     return moves[-1] if moves else None
 
 
-def by_interval(falls: Iterable[Fall]) -> list[tuple[Run | None, Run, list[Fall]]]:
+def by_interval(falls: Iterable[Fall]) -> list[tuple[RecordedRun | None, RecordedRun, list[Fall]]]:
     """Falls that happened between the same two runs, together; the latest first."""
     found: dict[tuple[int, int], list[Fall]] = {}
     for one in sorted(falls, key=lambda one: -one.first_bad.id):
@@ -106,7 +106,7 @@ def by_interval(falls: Iterable[Fall]) -> list[tuple[Run | None, Run, list[Fall]
     return [(some[0].last_good, some[0].first_bad, some) for some in found.values()]
 
 
-def version_changes(before: Run, after: Run) -> list[str]:
+def version_changes(before: RecordedRun, after: RecordedRun) -> list[str]:
     """What of the provenance differs between two runs, as `jax 0.10.2 -> 0.10.3`."""
     names = dict.fromkeys([*before.versions, *after.versions])
     pairs = ((name, before.versions.get(name, "absent"), after.versions.get(name, "absent")) for name in names)

@@ -46,7 +46,7 @@ class Hosts:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessIndex:
     """Which process this is. index: from 0."""
 
     index: int = 0
@@ -62,8 +62,8 @@ class Place:
 
 
 @contextmanager
-def together(hosts: Hosts | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the body, which calls `join`, as one of several processes, and end when all of them do; alone for None.
+def supervised(hosts: Hosts | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Run the body, which calls `initialize`, as one of several processes, and end when all of them do; alone for None.
 
     Where the others are gone, `say` says so and the process ends with `Exit.BROKE`: Python's own way out would wait.
     """
@@ -90,20 +90,20 @@ def _leave() -> None:
         raise HostsApart(f"{place} has reported, but another process is gone since: {error}") from error
 
 
-def join(hosts: Hosts | None) -> Place:
+def initialize(hosts: Hosts | None) -> ProcessIndex:
     """Meet the other processes, before anything asks JAX for a device; which of them this is.
 
     Raises `HostsApart` if they do not come.
     """
     if hosts is None:
-        return Place()
+        return ProcessIndex()
     if not workers.tpu_wanted():  # on a pod, what `settle` sets would keep JAX from the other hosts' addresses
-        workers.settle()
+        workers.prepare_environment()
     import jax
 
     # Its handler swallows SIGTERM, so that a run that waits could not be ended.
     jax.config.update("jax_enable_preemption_service", False)
-    beat(f"waited for all processes at {hosts.coordinator or 'the coordinator that JAX found'}")
+    heartbeat(f"waited for all processes at {hosts.coordinator or 'the coordinator that JAX found'}")
     try:
         jax.distributed.initialize(
             hosts.coordinator, hosts.processes, hosts.process, initialization_timeout=max(1, int(hosts.patience))
@@ -114,21 +114,21 @@ def join(hosts: Hosts | None) -> Place:
         raise HostsApart(f"{hosts.name} did not meet the others (coordinator {where}): {error}") from error
 
 
-def here() -> Place:
+def here() -> ProcessIndex:
     """Which process this is, of those that JAX knows of."""
     import jax
 
-    return Place(jax.process_index(), jax.process_count())
+    return ProcessIndex(jax.process_index(), jax.process_count())
 
 
-def meet(what: str) -> None:
+def barrier(what: str) -> None:
     """Go on only when every process is about to do `what`, by that name. Raises `HostsApart`.
 
     One that is gone shows as an error of the collective, or not at all; then `supervise` ends the wait.
     """
     from jax.experimental import multihost_utils
 
-    beat(f"waited for the others to {what}")
+    heartbeat(f"waited for the others to {what}")
     if here().of > 1:
         try:
             multihost_utils.sync_global_devices(what)
@@ -138,13 +138,13 @@ def meet(what: str) -> None:
                 f"{here()} could not {what} with the others: one of them died, or runs another plan; see what they "
                 f"printed, and run all of them again with the same options ({type(error).__name__}: {first})"
             ) from error
-    beat(f"was to {what}")
+    heartbeat(f"was to {what}")
 
 
 _beats: int | None = None  # the pipe to the process that supervises this one
 
 
-def beat(what: str) -> None:
+def heartbeat(what: str) -> None:
     """Tell the supervising process, if there is one, what this process is at."""
     if _beats is not None:
         os.write(_beats, f"{what}\n".encode())

@@ -40,7 +40,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """What one device holds after a run: its place in the mesh, which heads, and the outputs by name."""
 
     data: int
@@ -92,7 +92,7 @@ def check_devices(grid: Grid) -> None:
         )
 
 
-def run(surface: Surface, kernel: Kernel, batches: list[Batch], grid: Grid) -> tuple[list[Part], tuple[Any, ...]]:
+def run(surface: Surface, kernel: Kernel, batches: list[Batch], grid: Grid) -> tuple[list[DevicePart], tuple[Any, ...]]:
     """Run one step on each device row; what the devices of this process hold then, and what the runtime found.
 
     Raises `ContractError` for batches outside the contract, `ProviderError` for a kernel that raises or returns
@@ -109,7 +109,7 @@ def run(surface: Surface, kernel: Kernel, batches: list[Batch], grid: Grid) -> t
         for name, x in arrays.items()
     }
     width = batches[0].ql_nope.shape[1] // (grid.tensor if surface.attends else 1)
-    one = Part(0, 0, slice(0, width), {}).batch(batches[0])
+    one = DevicePart(0, 0, slice(0, width), {}).batch(batches[0])
     axes = check_call(surface, {name: one.operand(name, name in surface.pools) for name in surface.arrays}, statics)
     program = _program(surface.name, kernel.fn, tuple(statics.items()), mesh)
     with nullcontext() if on_device() else runtime.interpreted() as recorder:
@@ -124,7 +124,7 @@ def run(surface: Surface, kernel: Kernel, batches: list[Batch], grid: Grid) -> t
     return parts, () if recorder is None else recorder.findings
 
 
-def _failed(error: Exception, recorder) -> tuple[list[Part], tuple[Any, ...]]:
+def _failed(error: Exception, recorder) -> tuple[list[DevicePart], tuple[Any, ...]]:
     """What a kernel that failed leaves: findings where the interpreter made some, else `ProviderError`."""
     if recorder is not None:
         from dsa_verify.runtime import private
@@ -181,7 +181,9 @@ def _program(name: str, fn: Callable[..., Any], statics: tuple, mesh):
     return jax.jit(program, compiler_options=None if on_device() else QUICK_COMPILE)
 
 
-def _parts(surface: Surface, outputs: Mapping[str, Any], one: Batch, axes: Mapping[str, int], mesh) -> Iterator[Part]:
+def _parts(
+    surface: Surface, outputs: Mapping[str, Any], one: Batch, axes: Mapping[str, int], mesh
+) -> Iterator[DevicePart]:
     """What each device of this process holds, in the order of the mesh. one: the batch of a device."""
     import jax
 
@@ -196,4 +198,4 @@ def _parts(surface: Surface, outputs: Mapping[str, Any], one: Batch, axes: Mappi
             continue
         mine = tuple(held[name][device] if name in held else None for name in surface.outputs)
         at = tensor * width if surface.attends else 0
-        yield Part(data, tensor, slice(at, at + width), named(surface, mine, {**axes, **batch_axes(one)}))
+        yield DevicePart(data, tensor, slice(at, at + width), named(surface, mine, {**axes, **batch_axes(one)}))

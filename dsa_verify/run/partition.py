@@ -94,8 +94,8 @@ def _pieces(group: Sequence[Case], weight: Mapping[Case, float], most: float) ->
 def _weights(cases: Sequence[Case], seconds: Mapping[str, float] | None) -> dict[Case, float]:
     """Seconds; where there are none, half the weight is the case itself and half the size of its bucket."""
     if seconds is None:
-        mean = sum(map(suite.cells, cases)) / len(cases)
-        return {case: 1 + suite.cells(case) / mean for case in cases}
+        mean = sum(map(suite.cost_of, cases)) / len(cases)
+        return {case: 1 + suite.cost_of(case) / mean for case in cases}
     told = sorted(seconds[case.name] for case in cases if case.name in seconds)
     if not told:
         raise ConfigError("--durations holds none of the cases to run; give the --json document of a run of this plan")

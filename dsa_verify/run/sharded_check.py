@@ -20,7 +20,7 @@ from dsa_verify.contract import Kernel, Provider, Surface, surface_named
 from dsa_verify.errors import DsaVerifyError, NotSimulated, ProviderError
 from dsa_verify.evidence import Evidence, Expected, Result, Run, Verdict
 from dsa_verify.run import distributed, mesh, suite
-from dsa_verify.run.mesh import Grid, Part
+from dsa_verify.run.mesh import DevicePart, Grid
 from dsa_verify.run.partition import SHARDING, worst
 from dsa_verify.run.suite import Case
 from dsa_verify.run.verify import batch_of
@@ -48,7 +48,7 @@ def run_cases(
     for case in cases:
         scenario = suite.scenario_table(document)[case.scenario]
         if applies(scenario):
-            distributed.meet(f"run {case.name}")
+            distributed.barrier(f"run {case.name}")
             result = verify(surface_named(case.surface), suite.load(case.provider, provider_path), scenario, grid)
             reproduce = f"{suite.reproduction(case, provider_path, document)} --mesh {grid}"
             found.append(replace(result, provider=case.provider, reproduce=reproduce))
@@ -91,7 +91,7 @@ def _judge(surface: Surface, provider: Provider, scenario: Scenario, grid: Grid)
         return Verdict.not_verified(f"{heads} heads cannot be split over {grid.tensor} devices")
     width = heads // grid.tensor if surface.attends else heads
     for batch in batches:
-        if reason := kernel.limits(Part(0, 0, slice(0, width), {}).batch(batch)):
+        if reason := kernel.limits(DevicePart(0, 0, slice(0, width), {}).batch(batch)):
             return Verdict.not_verified(reason)
     parts, findings = mesh.run(surface, kernel, batches, grid)
     if findings:
@@ -104,7 +104,7 @@ def _judge(surface: Surface, provider: Provider, scenario: Scenario, grid: Grid)
     return found
 
 
-def _of_part(surface: Surface, kernel: Kernel, batch: Batch, part: Part, exact: dict) -> Iterator[Verdict]:
+def _of_part(surface: Surface, kernel: Kernel, batch: Batch, part: DevicePart, exact: dict) -> Iterator[Verdict]:
     """What the surface's own checks say of what one device holds. exact: the oracle's answers so far."""
     mine, key = part.batch(batch), (part.data, part.heads.start)
     if key not in exact:

@@ -24,7 +24,7 @@ SHRUNK = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class SoakPlan:
     """What a soak runs, and for how long."""
 
     providers: tuple[str, ...]
@@ -35,7 +35,7 @@ class Plan:
     provider_path: Path | None = None
 
 
-def run(plan: Plan, on_result: Callable[[Case, tuple[Result, ...]], None]) -> list[Result]:
+def run(plan: SoakPlan, on_result: Callable[[Case, tuple[Result, ...]], None]) -> list[Result]:
     """Judge scenarios `soak:SEED:0`, `soak:SEED:1`, ... until the time is up; the surfaces take turns.
 
     Every provider gets the same scenarios. What a surface is to find in one random batch, its next turn finds in

@@ -129,7 +129,7 @@ def provenance(providers: Iterable[str], path: Path | None = None) -> dict[str, 
     import dsa_verify
     from dsa_verify.runtime import environment
 
-    workers.settle()
+    workers.prepare_environment()
     versions = {name: load(name, path).version for name in providers}
     return {"dsa_verify": dsa_verify.__version__, **environment(), "providers": versions}
 
@@ -231,7 +231,7 @@ def job_count(jobs: int | None, groups: int) -> int:
 
 def in_process(groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Result, ...]]):
     """As `workers.run_groups`, without workers."""
-    workers.settle()
+    workers.prepare_environment()
     for group in groups:
         for case in group:
             yield case, work(case)
@@ -242,10 +242,10 @@ def groups_of(cases: Sequence[Case]) -> list[list[Case]]:
     groups: dict[tuple[str, str, str], list[Case]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case)
-    return sorted(groups.values(), key=lambda group: -sum(map(cells, group)))
+    return sorted(groups.values(), key=lambda group: -sum(map(cost_of, group)))
 
 
-def cells(case: Case) -> int:
+def cost_of(case: Case) -> int:
     """How large a case is: tokens times pages of its static shape."""
     bucket = SCENARIOS[case.scenario].bucket
     return bucket.tokens * bucket.pages_per_seq

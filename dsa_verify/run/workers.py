@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from typing import Any, TypeVar
 
-# Nothing here may import NumPy or JAX: `settle` has to run before they read the environment.
+# Nothing here may import NumPy or JAX: `prepare_environment` has to run before they read the environment.
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -46,7 +46,7 @@ def tpu_wanted() -> bool:
     return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
-def settle(threads: int | None = None) -> None:
+def prepare_environment(threads: int | None = None) -> None:
     """Set what JAX and BLAS read from the environment when they are imported, where the user has not.
 
     `threads` bounds the pools of a process that shares the machine with others.
@@ -163,7 +163,7 @@ def _noted_interrupts() -> Iterator[list[None]]:
 
 def _begin(threads: int) -> None:
     """What a worker does before its first item."""
-    settle(threads)
+    prepare_environment(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent acts on it
     os.dup2(2, 1)  # stdout is the result's; whatever a kernel prints goes to stderr
     threading.Thread(target=_leave_with_parent, daemon=True).start()

@@ -2,7 +2,7 @@
 
 Interpret mode has no public way to see what a kernel does, so this file replaces a handful of private functions and
 classes while a call runs: memory accesses (to reach through reshaped refs and to place faults), semaphores (dead
-waits), DMAs (bytes moved), race detection and the callback entry (speed). What they learn goes to a `Recorder`.
+waits), DMAs (bytes moved), race detection and the callback entry (speed). What they learn goes to a `CallRecorder`.
 Everything private is looked up once, in `internals`, so that a JAX that moved something is refused with one clear
 error instead of a silent loss of checks.
 """
@@ -23,7 +23,7 @@ from dsa_verify.errors import NotSimulated, RuntimeUnsupported
 from dsa_verify.runtime import refs
 from dsa_verify.runtime.access import Root, Step, perform
 from dsa_verify.runtime.races import Access
-from dsa_verify.runtime.watch import DeadWait, Patience, Recorder
+from dsa_verify.runtime.watch import CallRecorder, DeadWait, Patience
 
 _INTERPRET = "jax._src.pallas.mosaic.interpret"
 
@@ -78,11 +78,11 @@ def _moved(name: str) -> RuntimeUnsupported:
 
 
 _lock = threading.RLock()
-_recorder = Recorder(leftovers=False)  # of the call in progress
+_recorder = CallRecorder(leftovers=False)  # of the call in progress
 
 
 @contextlib.contextmanager
-def watching(recorder: Recorder) -> Iterator[None]:
+def watching(recorder: CallRecorder) -> Iterator[None]:
     """Within it, interpreted kernels report to `recorder`, and `get_tpu_info()` on a CPU describes a TPU v6e.
 
     One call at a time: the interpreter's state is one per process. Kernels must be lowered and run inside it.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dsa_verify.errors import DsaVerifyError
-from dsa_verify.runtime.watch import Finding, Recorder, Traffic
+from dsa_verify.runtime.watch import CallRecorder, Finding, Traffic
 
 DmaMode = Literal["on_wait", "eager"]
 
@@ -130,7 +130,7 @@ def _simulate(
 
 
 @contextmanager
-def interpreted(dma: DmaMode = "on_wait") -> Iterator[Recorder]:
+def interpreted(dma: DmaMode = "on_wait") -> Iterator[CallRecorder]:
     """Within it, every kernel that is traced runs in interpret mode, as in `run`, and reports to the recorder.
 
     For programs that call kernels somewhere: they are traced and run inside it, and are done at its end. JAX's own
@@ -142,7 +142,7 @@ def interpreted(dma: DmaMode = "on_wait") -> Iterator[Recorder]:
 
     from dsa_verify.runtime import private
 
-    recorder = Recorder(leftovers=dma == "eager")
+    recorder = CallRecorder(leftovers=dma == "eager")
     with private.watching(recorder), pltpu.force_tpu_interpret_mode(_interpreter(dma)):
         yield recorder
         jax.effects_barrier()

@@ -70,7 +70,7 @@ class Traffic:
 
 
 @dataclass
-class Recorder:
+class CallRecorder:
     """What one call showed. `leftovers`: semaphore counts at kernel end mean something (eager DMAs only)."""
 
     leftovers: bool

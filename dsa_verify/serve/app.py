@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from dsa_verify.engine import Admitted, Finished, Token
 from dsa_verify.errors import EngineError, RequestError
-from dsa_verify.serve.model import Served, describe
+from dsa_verify.serve.model import ServedModel, describe
 from dsa_verify.serve.protocol import Answering, Asked, Piece, Reader, Refusal, error_object
 from dsa_verify.serve.text import Writer
 from dsa_verify.serve.worker import Worker
@@ -22,7 +22,7 @@ GONE = 499
 """Status of a response that nobody reads: the client went away, and its request was aborted."""
 
 
-def create_app(served: Served, worker: Worker) -> Starlette:
+def create_app(served: ServedModel, worker: Worker) -> Starlette:
     """The ASGI application; `worker` drives `served.engine`."""
     routes = _Routes(served, worker)
     return Starlette(
@@ -52,7 +52,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 class _Routes:
     """Handlers over one served model."""
 
-    def __init__(self, served: Served, worker: Worker) -> None:
+    def __init__(self, served: ServedModel, worker: Worker) -> None:
         self.served, self.worker = served, worker
 
     async def completions(self, request: Request) -> Response:

@@ -22,7 +22,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "starlette", "uvicorn")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """How to serve.
 
     model: a Hugging Face checkpoint directory, or None for the built-in model. index_topk: None for the model's own
@@ -42,7 +42,7 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedModel:
     """A model that is ready.
 
     runner: the `model.runner.ModelRunner` that `engine` drives. tokenizer: makes one for a request. environment: the
@@ -50,7 +50,7 @@ class Served:
     """
 
     name: str
-    settings: Settings
+    settings: ServerSettings
     engine: Engine
     runner: Any
     tokenizer: Callable[[], Tokenizer]
@@ -67,7 +67,7 @@ class Served:
         return self.runner.config.eos_token_ids
 
 
-def load(settings: Settings, environment: Mapping[str, str]) -> Served:
+def load(settings: ServerSettings, environment: Mapping[str, str]) -> ServedModel:
     """A model as `settings` and the DSA_* variables of `environment` ask for, compiled. Raises `ConfigError`."""
     import jax
     import jax.numpy as jnp
@@ -97,7 +97,7 @@ def load(settings: Settings, environment: Mapping[str, str]) -> Served:
     engine.report = Report()
     name = BUILT_IN if settings.model is None else settings.model.resolve().name
     variables = {name: value for name, value in sorted(environment.items()) if name.startswith("DSA_")}
-    return Served(name, settings, engine, runner, tokenizer, variables)
+    return ServedModel(name, settings, engine, runner, tokenizer, variables)
 
 
 def _warm_up(engine: Engine) -> None:
@@ -142,7 +142,7 @@ class _Fast:
         return self.inner.decode(tokens, skip_special_tokens=True)
 
 
-def describe(served: Served) -> dict[str, Any]:
+def describe(served: ServedModel) -> dict[str, Any]:
     """What runs and what has run, for a manifest. Call it in the engine's thread: it reads the counts of steps.
 
     `paths` counts for every (mode, layer) the path it took; `sparse_prefill` is the sum of those that are extend or

@@ -11,7 +11,7 @@ import uvicorn
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.serve.app import create_app
-from dsa_verify.serve.model import Settings, load
+from dsa_verify.serve.model import ServerSettings, load
 from dsa_verify.serve.worker import Worker
 
 _GRACE_S = 10
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(settings: Settings, host: str, port: int, ready: Callable[[str], None]) -> None:
+def run(settings: ServerSettings, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM. `ready` gets the URL once requests are answered. Raises `ConfigError`."""
     with _bound(host, port) as bound:
         # Also while the model loads, SIGTERM is an ordinary end; uvicorn raises it again after it has shut down.

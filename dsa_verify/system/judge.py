@@ -52,7 +52,7 @@ class Watched(Engine):
 
 
 @dataclass
-class Found:
+class Judged:
     """rejected: reasons by check. modes: steps by mode. looks: moments of choice that were compared; excused: of those,
     how many differ where a choice hung on rounding. budget: the largest that a logit had.
     """
@@ -65,9 +65,9 @@ class Found:
     modes: Counter[str] = field(default_factory=Counter)
 
 
-def judged(wiring: Wiring, work: Workload) -> Found:
+def judged(wiring: Wiring, work: Workload) -> Judged:
     """A workload under a wiring."""
-    found, runner = Found(), wiring.runner(work.pool_pages)
+    found, runner = Judged(), wiring.runner(work.pool_pages)
     engine = Watched(runner, work.config)
     try:
         with wiring.running() as watched:
@@ -123,7 +123,7 @@ def rounding(config) -> float:
     return 2 * 12 * config.num_hidden_layers * 2 * widest**0.5 * 2.0**-24
 
 
-def _wrong_answer(wiring: Wiring, engine: Watched, found: Found) -> str | None:
+def _wrong_answer(wiring: Wiring, engine: Watched, found: Judged) -> str | None:
     """Compares every moment of choice; the newest of a request first, because its history mostly holds the others'."""
     reference, share = wiring.reference(), rounding(wiring.config)
     held, known, told = None, None, None

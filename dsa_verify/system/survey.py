@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from dsa_verify.system.judge import Found, judged
+from dsa_verify.system.judge import Judged, judged
 from dsa_verify.system.wirings import FAST, WIRINGS, Wiring
 from dsa_verify.system.workloads import Workload, Wrong, decoder_workload
 
 
 @dataclass
 class Line:
-    """What a wiring made of its workloads: counts of looks and excuses (see `Found`), and the engine's of steps, hits,
+    """What a wiring made of its workloads: counts of looks and excuses (see `Judged`), and the engine's of steps, hits,
     evictions and preemptions. same: requests that answered as under the twin; ties: that left it at a near-tie."""
 
     wiring: str
@@ -51,7 +51,7 @@ def survey(
     return lines
 
 
-def _add(line: Line, wiring: Wiring, work: Workload, where: str, known: dict[tuple[Wiring, int], Found]) -> None:
+def _add(line: Line, wiring: Wiring, work: Workload, where: str, known: dict[tuple[Wiring, int], Judged]) -> None:
     """One workload under a wiring, and under its twin unless that is known."""
     seed = work.config.page_seed or 0
     found = known[wiring, seed] = judged(wiring, work)
@@ -72,7 +72,7 @@ def _add(line: Line, wiring: Wiring, work: Workload, where: str, known: dict[tup
     line.same, line.ties = line.same + len(found.played.ends) - ties, line.ties + ties
 
 
-def differences(one: Found, other: Found) -> tuple[list[str], int]:
+def differences(one: Judged, other: Judged) -> tuple[list[str], int]:
     """Requests that answered otherwise in two plays of a workload, and how many more left the other at a near-tie.
 
     A token may differ where the best two logits are no farther apart than both sides' rounding, or where a choice was

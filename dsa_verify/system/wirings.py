@@ -9,7 +9,7 @@ import numpy as np
 
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.runtime import interpreted
-from dsa_verify.runtime.watch import Recorder
+from dsa_verify.runtime.watch import CallRecorder
 from dsa_verify.system.random_model import DOCUMENTS, weights_of
 from dsa_verify.system.reference import Reference
 
@@ -72,7 +72,7 @@ class Wiring:
         return runner
 
     @contextmanager
-    def running(self) -> Iterator[Recorder | None]:
+    def running(self) -> Iterator[CallRecorder | None]:
         """Pallas kernels run under the watched interpreter inside, which reports to the recorder, if there are any."""
         # JAX's own force_tpu_interpret_mode can hang on two cores (see `interpreted`).
         with interpreted() if self.interpreted else nullcontext() as recorder:

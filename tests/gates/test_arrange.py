@@ -10,7 +10,7 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.gates import arrange
 from dsa_verify.gates.arms import arm
 from dsa_verify.gates.arms.payload import Endpoint
-from dsa_verify.gates.options import Options
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.tasks.by_name import DOCUMENTS_MADE
 from dsa_verify.gates.tasks.generated import TASKS as MADE
@@ -37,7 +37,7 @@ def listening(monkeypatch) -> None:
 
 
 def arranged(**options: Any):
-    return arrange.arrange(Options(**options))
+    return arrange.arrange(GateOptions(**options))
 
 
 def test_default_is_the_built_in_model_on_documents_made_here():

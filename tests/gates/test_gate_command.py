@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from dsa_verify.cli import main
 from dsa_verify.gates import arrange, options
-from dsa_verify.gates.arms.arm import Embedded
-from dsa_verify.gates.tasks.generated import made_rows
+from dsa_verify.gates.arms.arm import EmbeddedArm
+from dsa_verify.gates.tasks.generated import generated_rows
 from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.fakes import Fake, gate, right, wrong
 from tests.gates.replaying import rows_of
@@ -151,11 +151,11 @@ def test_few_documents_of_the_built_in_model_are_inconclusive(tmp_path):
 
 
 def test_mutant_breaks_its_arm_at_every_look_and_no_other_arm():
-    task = longbench("qasper", made_rows("qasper", 2), "rows made here")
+    task = longbench("qasper", generated_rows("qasper", 2), "rows made here")
     questions = [document.question for document in task.documents]
-    healthy, broken = (Embedded("sparse", arrange.SPARSE, mutant=name) for name in (None, "top-1-page"))
+    healthy, broken = (EmbeddedArm("sparse", arrange.SPARSE, mutant=name) for name in (None, "top-1-page"))
 
-    def score(arm: Embedded) -> float:
+    def score(arm: EmbeddedArm) -> float:
         answers = arm.answer(questions, lambda answer: None)
         return sum(task.score(d, answers[d.question.key].text or "") for d in task.documents) / len(questions)
 

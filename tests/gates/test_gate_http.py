@@ -19,14 +19,14 @@ from click.testing import CliRunner
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import payload
-from dsa_verify.gates.arms.arm import Served
+from dsa_verify.gates.arms.arm import ServedArm
 from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.arms.server_command import ServerCommand, running
 from dsa_verify.gates.arrange import arrange
-from dsa_verify.gates.options import Options
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import Question
 from dsa_verify.gates.run import run
-from dsa_verify.gates.tasks.generated import made_rows
+from dsa_verify.gates.tasks.generated import generated_rows
 from tests.gates import faulty
 from tests.gates.faulty import FaultyServer
 
@@ -44,7 +44,9 @@ def data(tmp_path_factory) -> Path:
     """Made rows as official LongBench files are."""
     folder = tmp_path_factory.mktemp("data")
     for task in TASKS:
-        rows = ({("input" if k == "question" else k): v for k, v in row.items()} for row in made_rows(task, DOCUMENTS))
+        rows = (
+            {("input" if k == "question" else k): v for k, v in row.items()} for row in generated_rows(task, DOCUMENTS)
+        )
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return folder
 
@@ -70,7 +72,7 @@ def servers(variables) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def embedded():
     """The outcome of the embedded arms on the same documents."""
-    return run(arrange(Options(tasks=TASKS, documents=DOCUMENTS, controls=False)))
+    return run(arrange(GateOptions(tasks=TASKS, documents=DOCUMENTS, controls=False)))
 
 
 @pytest.fixture
@@ -152,7 +154,7 @@ def test_faulty_proxy_changes_nothing(servers, data, embedded, tmp_path, quick, 
 
 
 def questions() -> list[Question]:
-    gate = arrange(Options(tasks=TASKS, documents=DOCUMENTS, controls=False))
+    gate = arrange(GateOptions(tasks=TASKS, documents=DOCUMENTS, controls=False))
     return [document.question for task in gate.tasks for document in task.documents]
 
 
@@ -215,7 +217,7 @@ def stating(monkeypatch):
 
 def asked_of(server: FaultyServer, journal: Path) -> dict[str, Any]:
     """The manifest of an arm after one question."""
-    arm = Served("sparse", Endpoint(server.url, "m"), journal)
+    arm = ServedArm("sparse", Endpoint(server.url, "m"), journal)
     (answer,) = arm.answer([Question("t/1", "a question", 8)], lambda answer: None).values()
     assert answer.text == faulty.right("a question")
     return arm.manifest()

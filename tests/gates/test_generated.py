@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from dsa_verify.gates.tasks.generated import APART, TASKS, made_rows
+from dsa_verify.gates.tasks.generated import APART, TASKS, generated_rows
 from dsa_verify.gates.tasks.longbench import ENGLISH, group_of, longbench
 from dsa_verify.gates.tasks.truncation import words
 
-ROWS = {task: made_rows(task, 32) for task in TASKS}
+ROWS = {task: generated_rows(task, 32) for task in TASKS}
 PAGE = 16
 """Tokens of a page of the built-in model."""
 
@@ -23,7 +23,7 @@ def claims(task: str, row: dict) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_rows_are_the_same_every_time_and_more_of_them_begin_alike(task):
-    assert made_rows(task, 3) == ROWS[task][:3]
+    assert generated_rows(task, 3) == ROWS[task][:3]
     assert len({row["context"] for row in ROWS[task]}) == len(ROWS[task])
     assert len({row["_id"] for row in ROWS[task]}) == len(ROWS[task])
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.tasks.needle import DEPTHS, OTHERS, needle
-from dsa_verify.gates.tasks.truncation import cut, words
+from dsa_verify.gates.tasks.truncation import truncate, words
 
 LENGTHS = (300, 900)
 GRID = needle(LENGTHS, words, repeats=3)
@@ -70,5 +70,5 @@ def test_texts_of_a_length_are_not_cut():
     with pytest.raises(
         ConfigError, match=r"needle has prompts of \d+ tokens, .* --max-prompt-tokens 500 .* --needle-tokens"
     ):
-        cut(GRID, 500, words)
-    assert cut(GRID, 900, words) == GRID
+        truncate(GRID, 500, words)
+    assert truncate(GRID, 900, words) == GRID

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from dsa_verify.commands.gate_plan import operating as command
 from dsa_verify.gates.statistics import truths
 from dsa_verify.gates.statistics.bounds import LARGE
-from dsa_verify.gates.statistics.operating import MACRO_MARGINS, Plan, bound_sizes, fixed, sequential
+from dsa_verify.gates.statistics.operating import MACRO_MARGINS, Simulations, bound_sizes, fixed, sequential
 from dsa_verify.gates.statistics.rule import Rule
 
 PAGE = Path(__file__).parents[2] / "docs" / "gate-operating.md"
@@ -110,7 +110,7 @@ def agrees(found: float, committed: float, simulations: int) -> bool:
 
 
 def test_a_rerun_with_another_seed_finds_the_committed_numbers():
-    plan = Plan(500, 1)
+    plan = Simulations(500, 1)
     for truth in truths.TRUTHS:
         (rates,) = fixed(truth, [Rule()], plan)
         assert agrees(rates.passed, at_default(truth.name)[0], 500), truth.name
@@ -120,7 +120,7 @@ def test_a_rerun_with_another_seed_finds_the_committed_numbers():
 
 
 def test_a_rerun_of_the_bounds_finds_the_committed_sizes():
-    for size, committed in zip(bound_sizes(Plan(40, 1)), bounds_table(), strict=True):
+    for size, committed in zip(bound_sizes(Simulations(40, 1)), bounds_table(), strict=True):
         assert (size.shape, size.documents, size.margin) == committed[:3]
         for found, expected in zip((size.passed, size.failed, size.power), committed[3:], strict=True):
             assert agrees(found, expected, 200), committed
@@ -146,10 +146,10 @@ def test_the_assumed_spreads_are_those_of_the_note():
 def test_the_seed_decides_and_the_order_of_the_rows_does_not():
     rules = [Rule(macro_margin=margin) for margin in MACRO_MARGINS]
     truth, other = truths.TRUTHS[2], truths.TRUTHS[0]
-    first = fixed(truth, rules, Plan(60, 5))
-    fixed(other, rules, Plan(60, 5))
-    assert fixed(truth, rules, Plan(60, 5)) == first
-    assert fixed(truth, rules, Plan(60, 6)) != first
+    first = fixed(truth, rules, Simulations(60, 5))
+    fixed(other, rules, Simulations(60, 5))
+    assert fixed(truth, rules, Simulations(60, 5)) == first
+    assert fixed(truth, rules, Simulations(60, 6)) != first
 
 
 def test_the_command_writes_what_it_prints(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsa_verify.gates.run import Outcome, run
+from dsa_verify.gates.run import GateOutcome, run
 from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.fakes import DOCUMENTS, NAMES, RIGHT, RULE, TASKS, Fake, document_of, gate, right, wrong
 
@@ -38,7 +38,7 @@ def only(key: str, **fields: Any):
     return lambda asked: fields if asked == key else {}
 
 
-def first_reason(outcome: Outcome) -> str:
+def first_reason(outcome: GateOutcome) -> str:
     assert outcome.decision.verdict == "INVALID"
     assert outcome.decision.sentence.endswith(outcome.decision.reasons[0])
     return outcome.decision.reasons[0]

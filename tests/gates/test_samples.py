@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.arms.arm import Recorded
+from dsa_verify.gates.arms.arm import RecordedArm
 from dsa_verify.gates.arms.samples import recorded
 from dsa_verify.gates.arrange import arrange
-from dsa_verify.gates.options import Options
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import Answer
 from dsa_verify.gates.run import Gate, run
 from dsa_verify.gates.tasks.longbench import longbench
@@ -44,7 +44,7 @@ def folders(written, tmp_path) -> Path:
 
 def gate_of(folders: Path, **options: Any) -> Gate:
     options = {"trust_sparse": True, "index_topk": 16, "page_size": 16, **options}
-    return arrange(Options(dense_samples=folders / "dense", sparse_samples=folders / "sparse", **options))
+    return arrange(GateOptions(dense_samples=folders / "dense", sparse_samples=folders / "sparse", **options))
 
 
 def file_of(folders: Path, task: str, arm: str = "sparse") -> Path:
@@ -64,13 +64,13 @@ def live(gate: Gate) -> Gate:
     """The same gate with the answers as they were given, not as lm-eval wrote them."""
     tasks = [longbench(name, ROWS[name], "the test") for name in sorted(NAMES)]
 
-    def arm(name: str) -> Recorded:
+    def arm(name: str) -> RecordedArm:
         answers = {}
         for task in tasks:
             for document, text in zip(task.documents, GIVEN[name][task.name], strict=True):
                 question = document.question
                 answers[question.key] = Answer(question.key, question.prompt_sha, "", text)
-        return Recorded(name, answers, {})
+        return RecordedArm(name, answers, {})
 
     return dataclasses.replace(gate, tasks=tasks, dense=arm("dense"), sparse=arm("sparse"))
 

@@ -20,7 +20,7 @@ from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.arms.server_command import ServerCommand, running
 from dsa_verify.gates.records import Question
 from dsa_verify.model.tiny import DOCUMENT
-from dsa_verify.serve.model import Settings, load
+from dsa_verify.serve.model import ServerSettings, load
 
 ROOT = Path(__file__).parents[2]
 FACTS = "the code of one is alpha beta . the code of two is gamma delta . the code of one is"
@@ -239,4 +239,4 @@ def test_ended_server_gives_what_it_has_and_exits_0():
 def test_checkpoint_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DOCUMENT))
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
-        load(Settings(tmp_path), {})
+        load(ServerSettings(tmp_path), {})

@@ -8,7 +8,7 @@ import pytest
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.tasks.longbench import longbench
-from dsa_verify.gates.tasks.truncation import by_file, cut, middle, words
+from dsa_verify.gates.tasks.truncation import by_file, middle, truncate, words
 from tests.gates.replaying import rows_of
 
 TEXT = "one two, three four five six."
@@ -34,7 +34,7 @@ def test_head_and_tail_are_kept(most, kept):
 
 def test_every_prompt_is_cut_and_the_row_is_not():
     task = longbench("qasper", rows_of("qasper", 3), "the test")
-    short = cut(task, 40, words)
+    short = truncate(task, 40, words)
     for before, after in zip(task.documents, short.documents, strict=True):
         assert len(words(after.question.prompt)) == 40
         assert before.question.prompt.startswith("You are given a scientific article")
@@ -42,7 +42,7 @@ def test_every_prompt_is_cut_and_the_row_is_not():
         assert after.question.prompt.endswith("\n\nAnswer:")
         assert (after.question.key, after.row) == (before.question.key, before.row)
         assert after.question.prompt_sha != before.question.prompt_sha
-    assert cut(task, 10_000, words) == task
+    assert truncate(task, 10_000, words) == task
 
 
 def test_tokenizer_without_its_package_is_refused(monkeypatch, tmp_path):

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.commands import compile as command
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.compile.evidence import Compiled, Figures
 from dsa_verify.errors import GoldenError
 from dsa_verify.golden import compiles
 
-CASE = Case("builtin", "dense_mla", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
+CASE = CompileCase("builtin", "dense_mla", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
 MIB = 2**20
 
 

@@ -10,7 +10,7 @@ from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.mutants import campaign
-from dsa_verify.mutants.campaign import Fate, Order, try_mutant
+from dsa_verify.mutants.campaign import MutantJob, MutantResult, try_mutant
 from dsa_verify.mutants.digest import _meaning, code_digest
 from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.score import Score, explanations
@@ -19,7 +19,7 @@ from dsa_verify.run import suite, workers
 
 
 def fate(name, *killed_by, kind="operator"):
-    return Fate(name, kind, "builtin", "dense_mla", killed_by)
+    return MutantResult(name, kind, "builtin", "dense_mla", killed_by)
 
 
 def test_all_handwritten_mutants_are_shown_by_the_quick_tier():
@@ -27,7 +27,7 @@ def test_all_handwritten_mutants_are_shown_by_the_quick_tier():
 
 
 def test_killed_where_it_is_expected_to_be():
-    found = try_mutant(Order("no-relu"), "quick", deep=False)
+    found = try_mutant(MutantJob("no-relu"), "quick", deep=False)
     assert found.killed_by == ("selection",)
     assert (found.surface, found.scenario) == ("index_topk", "single-extend-p16-f32")
     assert "rounding band" in found.reason
@@ -35,7 +35,7 @@ def test_killed_where_it_is_expected_to_be():
 
 def test_systematic_mutant_is_killed_on_the_first_surface_that_shows_it():
     name = next(name for name in systematic_mutants() if name.startswith("cache_write._kernel.wait_write/wait dropped"))
-    found = try_mutant(Order(name), "quick", deep=False)
+    found = try_mutant(MutantJob(name), "quick", deep=False)
     assert found.killed and found.surface == "cache_write"
 
 
@@ -65,12 +65,12 @@ class Unloadable(Right):
 def test_kernel_that_is_right_survives(monkeypatch):
     monkeypatch.setattr(campaign, "named", lambda name: Right())
     monkeypatch.setattr(campaign, "_by_bucket", lambda *_: (("single-extend-p16-f32",), ("decode-one-d16-bf16",)))
-    assert not try_mutant(Order("right"), "quick", deep=True).killed
+    assert not try_mutant(MutantJob("right"), "quick", deep=True).killed
 
 
 def test_mutant_that_cannot_be_imported_is_killed_by_that(monkeypatch):
     monkeypatch.setattr(campaign, "named", lambda name: Unloadable())
-    assert try_mutant(Order("right"), "quick", deep=True).killed_by == ("import",)
+    assert try_mutant(MutantJob("right"), "quick", deep=True).killed_by == ("import",)
 
 
 def test_attempts_begin_where_it_was_killed_before_and_grow_dearer():
@@ -89,7 +89,7 @@ def test_attempts_begin_where_it_was_killed_before_and_grow_dearer():
     ("deaths", "killed_by"), [((-14,), ("timeout",)), ((-15, -9), ("crash",)), ((-15, None), ("selection",))]
 )
 def test_dead_loop_counts_as_killed_and_a_crash_only_if_it_repeats(monkeypatch, tmp_path, deaths, killed_by):
-    right = Fate("no-relu", "03", "jnp", "index_topk", ("selection",))
+    right = MutantResult("no-relu", "03", "jnp", "index_topk", ("selection",))
     answers = iter([right if code is None else workers.WorkerDied(code) for code in deaths])
     monkeypatch.setattr(campaign.workers, "run_groups", lambda groups, *_: ((g[0], next(answers)) for g in groups))
     (found,) = campaign.run([MUTANTS["no-relu"]], "quick", 1, tmp_path)
@@ -115,7 +115,7 @@ def test_what_is_known_is_not_tried_again_until_something_changes(monkeypatch, t
     def run_groups(groups, work, jobs):
         for ((order,),) in [(group,) for group in groups]:
             tried.append(order)
-            yield order, Fate("no-relu", "03", "jnp", "index_topk", ("selection",), "single-extend-p16-f32")
+            yield order, MutantResult("no-relu", "03", "jnp", "index_topk", ("selection",), "single-extend-p16-f32")
 
     monkeypatch.setattr(campaign.workers, "run_groups", run_groups)
     first = campaign.run([mutant], "quick", 1, tmp_path)

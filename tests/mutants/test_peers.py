@@ -9,11 +9,11 @@ from click import UsageError
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.contract import SURFACES
-from dsa_verify.mutants.kernel_table import MUTANTS, Wrong
+from dsa_verify.mutants.kernel_table import MUTANTS, WrongMetadata
 from dsa_verify.mutants.operators import OPERATORS
-from dsa_verify.mutants.peer_table import TEMPLATE, PeerMutant, digest, load_table, raising_function, rewritten
-from dsa_verify.mutants.peers import BEGIN, END, Fate, markdown, with_block
 from dsa_verify.mutants.source import StaleMutant
+from tools.peer_mutants.run import BEGIN, END, Fate, markdown, with_block
+from tools.peer_mutants.table import TEMPLATE, PeerMutant, digest, load_table, raising_function, rewritten
 
 PEER = load_table()
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text("utf-8")
@@ -47,7 +47,7 @@ def identity(entry: PeerMutant) -> str:
 @pytest.mark.parametrize("entry", PEER.mutants, ids=identity)
 def test_entry_names_what_exists(entry):
     assert entry.name in MUTANTS
-    assert not isinstance(MUTANTS[entry.name].change, Wrong)
+    assert not isinstance(MUTANTS[entry.name].change, WrongMetadata)
     assert entry.operator == TEMPLATE or (entry.operator in OPERATORS and not entry.to)
     assert entry.surface in SURFACES
     assert entry.scenarios

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dsa_verify.cli import main
 from dsa_verify.contract import SURFACES as KERNEL_SURFACES
 from dsa_verify.mutants import campaign
-from dsa_verify.mutants.campaign import Order, try_mutant
+from dsa_verify.mutants.campaign import MutantJob, try_mutant
 from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import KINDS, OTHER
 from dsa_verify.mutants.source import StaleMutant
@@ -61,7 +61,7 @@ def test_system_that_is_right_survives_and_the_real_modules_are_untouched(monkey
         change=Lines("dsa_verify.model.backend", '"""One layer on one device, its path decided."""', ""),
     )
     monkeypatch.setattr(campaign, "named", lambda name: right)
-    assert not try_mutant(Order("right"), "quick", deep=False).killed
+    assert not try_mutant(MutantJob("right"), "quick", deep=False).killed
     assert all(vars(__import__(module, fromlist=["x"])) is held for module, held in before.items())
 
 
@@ -73,7 +73,7 @@ def test_play_that_breaks_is_a_kill_and_what_it_replaced_comes_back(monkeypatch)
 
     right, broken = Engine.submit, replace(SYSTEM_MUTANTS["abort-leaks-pages"], change=Hook(install))
     monkeypatch.setattr(campaign, "named", lambda name: broken)
-    found = try_mutant(Order("broken"), "quick", deep=False)
+    found = try_mutant(MutantJob("broken"), "quick", deep=False)
     assert found.killed_by == ("broke",) and "ZeroDivisionError" in found.reason
     assert Engine.submit is right
 

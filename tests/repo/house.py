@@ -17,7 +17,9 @@ ROOMS_BELOW = ("gates", "kernels")
 ONE_ROOM = {"gates/arrange", "gates/decision", "gates/reasons", "gates/report", "gates/run", "gates/__init__"}
 """Modules that are the room `gates`: from options and records to a verdict."""
 
-SAME_NAME: dict[str, str] = {}
+SAME_NAME = {
+    "Finding": "the protocol that checks read, in evidence.py, and the dataclass of the runtime that fulfils it",
+}
 """Class names that stand in two places, each with its reason."""
 
 

@@ -15,7 +15,7 @@ from dsa_verify.checks import CHECKS
 from dsa_verify.contract import Promise
 from dsa_verify.errors import ConfigError, ContractError
 from dsa_verify.evidence import Evidence, Run
-from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, Path, Selection, attend, path_of
+from dsa_verify.model.backend import Caches, Inputs, Layer, LayerPath, Metadata, Selection, attend, path_of
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.runtime import interpreted
 
@@ -171,7 +171,7 @@ def test_shared_layer_refuses_to_run_before_a_full_one_has_chosen():
     for mode, config in (("decode", JNP), ("extend", SPARSE), ("mixed", SPARSE)):
         with pytest.raises(ContractError, match="reuses the selection of the full layer"):
             path_of(layer, mode, config, selected=False)
-    assert path_of(layer, "extend", JNP, selected=False) == Path("dense_mla", "none")
+    assert path_of(layer, "extend", JNP, selected=False) == LayerPath("dense_mla", "none")
 
 
 def test_prompt_within_the_budget_is_dense():

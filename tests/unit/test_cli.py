@@ -249,7 +249,7 @@ def test_names_are_listed_one_a_line():
     ("name", "words"),
     [
         (SINGLE, ["discriminates", "kv_len 15, q_len 15", "16 tokens each", "tier quick"]),
-        ("cache_write", [SURFACES["cache_write"].promise, "out_cache_loc [tokens]"]),
+        ("cache_write", [SURFACES["cache_write"].summary, "out_cache_loc [tokens]"]),
         ("sparse_mla_decode", ["sm_scale (static, no default)", "decode batches only"]),
         ("parity", ["What it demands", "Why it matters", "How it could be fooled"]),
         ("prefix", ["prefix-aligned-p16-f32"]),

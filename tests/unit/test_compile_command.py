@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dsa_verify.commands.compile import compile_kernels
 from dsa_verify.compile import compiler, digest, foreign, run
-from dsa_verify.compile.cases import Case, Plan, cases
+from dsa_verify.compile.cases import CompileCase, CompilePlan, cases
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.evidence import Figures, judge, refused
 from dsa_verify.compile.layers import DATA, LAYERS
@@ -20,16 +20,16 @@ from dsa_verify.contract import SURFACES, Provider, check_call
 from dsa_verify.errors import ConfigError
 from dsa_verify.kernels.providers import layout, load_provider
 
-WRITE = Case("builtin", "cache_write", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
+WRITE = CompileCase("builtin", "cache_write", "v6e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
 SCORE = replace(WRITE, surface="index_topk", tokens=8192, context=135_168)
 FITS = Figures(temporaries=0, arguments=2 * GIB, outputs=2 * GIB, aliased=2 * GIB, code=MIB, vmem=MIB, vmem_limit=None)
 
 
-def broken(name: str, case: Case = WRITE) -> Case:
+def broken(name: str, case: CompileCase = WRITE) -> CompileCase:
     return replace(case, provider=f"tests.unit.broken_compiles:{name}")
 
 
-def compiled(case: Case, settings: run.Settings):
+def compiled(case: CompileCase, settings: run.CompileSettings):
     (done,) = run.run([case], {case.provider: load_provider(case.provider)}, settings)
     return done
 
@@ -46,7 +46,7 @@ def compiled(case: Case, settings: run.Settings):
     ids=["too much vector memory", "misaligned slice", "copy of the pool", "more temporaries than HBM"],
 )
 def test_broken_program_is_rejected_with_the_compilers_figure(case, cause, figure, words):
-    done = compiled(case, run.Settings())
+    done = compiled(case, run.CompileSettings())
     assert (done.verdict, done.cause) == ("rejected", cause)
     assert words in done.message
     found = done.vmem_bytes if cause == "vmem" else done.hbm_temp_bytes
@@ -63,12 +63,12 @@ def test_broken_program_is_rejected_with_the_compilers_figure(case, cause, figur
     ],
 )
 def test_a_compile_that_ends_badly_has_a_verdict_of_its_own(name, limits, cause):
-    done = compiled(broken(name), run.Settings(**limits))
+    done = compiled(broken(name), run.CompileSettings(**limits))
     assert (done.verdict, done.cause) == ("rejected", cause)
 
 
 def test_a_result_is_kept_until_something_it_depends_on_changes(tmp_path, monkeypatch):
-    settings = run.Settings(folder=tmp_path)
+    settings = run.CompileSettings(folder=tmp_path)
     first = compiled(WRITE, settings)
     assert first.verdict == "accepted" and not first.cached
 
@@ -84,7 +84,7 @@ def test_an_interrupted_compile_is_no_verdict_and_is_not_kept(tmp_path):
     stop = threading.Event()
     stop.set()
     provider = load_provider("builtin")
-    assert run._one(WRITE, provider, run.Settings(folder=tmp_path), stop).verdict == "not verified"
+    assert run._one(WRITE, provider, run.CompileSettings(folder=tmp_path), stop).verdict == "not verified"
     assert not list(tmp_path.iterdir())
 
 
@@ -102,27 +102,27 @@ def test_without_the_compiler_nothing_is_verified_and_the_reason_is_told(monkeyp
 
 
 def test_a_surface_that_the_provider_lacks_is_not_verified_for_its_own_reason():
-    done = compiled(broken("greedy", replace(WRITE, surface="dense_mla")), run.Settings())
+    done = compiled(broken("greedy", replace(WRITE, surface="dense_mla")), run.CompileSettings())
     assert (done.verdict, done.message) == ("not verified", "it has none")
 
 
 def test_the_default_set_has_each_surface_once_a_target():
-    planned = cases(Plan())
+    planned = cases(CompilePlan())
     everything = (*SURFACES, *LAYERS)
     assert len(planned) == len(everything) * len(CHIPS)
     assert {(case.surface, case.target) for case in planned} == {(s, t) for s in everything for t in CHIPS}
 
 
 def test_layers_are_planned_for_the_kernels_that_they_run_alone():
-    planned = cases(Plan(providers=("jnp",)))
+    planned = cases(CompilePlan(providers=("jnp",)))
     assert {case.surface for case in planned} == set(SURFACES)
-    (asked,) = cases(Plan(providers=("jnp",), surfaces=("layer_decode",), targets=("v6e",)))
-    done = compiled(asked, run.Settings())
+    (asked,) = cases(CompilePlan(providers=("jnp",), surfaces=("layer_decode",), targets=("v6e",)))
+    done = compiled(asked, run.CompileSettings())
     assert (done.verdict, done.message) == ("not verified", "layers run the kernels of builtin, not of jnp")
 
 
 def test_a_layer_takes_both_parts_of_the_data_and_all_heads_of_the_model():
-    (case,) = cases(Plan(surfaces=("layer_prefill",), targets=("v6e",), models=("glm-5.2-tp16",)))
+    (case,) = cases(CompilePlan(surfaces=("layer_prefill",), targets=("v6e",), models=("glm-5.2-tp16",)))
     arrays = case.arrays()
     assert arrays["ql_nope"] == ((DATA * 4096, 64, 512), "bfloat16")
     assert arrays["cu_q_lens"] == ((DATA * 9,), "int32")
@@ -135,7 +135,7 @@ def test_every_case_of_the_full_set_is_a_call_that_the_contract_allows_and_none_
         def __init__(self, shape, dtype):
             self.shape, self.dtype = shape, dtype
 
-    planned = cases(Plan(targets=("v6e",), models=("glm-5.2", "deepseek-v3.2"), everything=True))
+    planned = cases(CompilePlan(targets=("v6e",), models=("glm-5.2", "deepseek-v3.2"), everything=True))
     seen = set()
     for case in planned:
         arrays = case.arrays()
@@ -151,7 +151,7 @@ def test_every_case_of_the_full_set_is_a_call_that_the_contract_allows_and_none_
 @pytest.mark.parametrize("wrong", [{"models": ("glm-9",)}, {"surfaces": ("dense",)}, {"contexts": (0,)}])
 def test_what_does_not_exist_is_refused(wrong):
     with pytest.raises(ConfigError):
-        cases(Plan(**wrong))
+        cases(CompilePlan(**wrong))
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_a_kernel_that_nothing_runs_is_compiled_at_the_sizes_of_its_case(monkeyp
     twice = foreign.unrun_specs(case, 2**21)
     assert twice["cache_kv_nope"].size == 2 * specs["cache_kv_nope"].size
     monkeypatch.setattr(run, "compile_apart", lambda case, settings, stop: judge(case, FITS))
-    (done,) = run.run([case], {"tpu_inference": Provider("tpu_inference", "0", {})}, run.Settings())
+    (done,) = run.run([case], {"tpu_inference": Provider("tpu_inference", "0", {})}, run.CompileSettings())
     assert done.verdict == "accepted", "it is not missing, although parity has no adapter for it"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsa_verify.commands.parity import Options, _run
+from dsa_verify.commands.parity import ParityOptions, _run
 from dsa_verify.errors import ConfigError
 from dsa_verify.evidence import Result, Verdict
 from dsa_verify.run import distributed, mesh, partition
@@ -99,9 +99,9 @@ def test_when_a_process_dies_the_other_ends_with_one_error(victim):
 
 SUPERVISED = """
 import os, signal, sys, time
-from dsa_verify.run.distributed import Hosts, beat, supervise
+from dsa_verify.run.distributed import Hosts, heartbeat, supervise
 supervise(Hosts("there:1", 2, 1, patience=1.0), lambda text: print(text, flush=True))
-beat("was to begin")
+heartbeat("was to begin")
 {}
 """
 
@@ -111,7 +111,7 @@ beat("was to begin")
     [
         ("sys.exit(4)", 4, ""),
         ("time.sleep(60)", 3, "process 1 of 2 made no progress for 1 s, when it was to begin"),
-        ("for _ in range(4): time.sleep(0.5); beat('went on')", 0, ""),
+        ("for _ in range(4): time.sleep(0.5); heartbeat('went on')", 0, ""),
         ("os.kill(os.getpid(), signal.SIGABRT)", 3, "process 1 of 2 died of SIGABRT when it was to begin"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_supervised_process_ends_as_its_child_or_says_why(body, code, text):
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 3), (signal.SIGKILL, -9)])
 def test_a_child_does_not_outlive_the_process_that_supervises_it(sent, code):
-    busy = "print('here', flush=True)\nwhile True: time.sleep(0.2); beat('went on')"
+    busy = "print('here', flush=True)\nwhile True: time.sleep(0.2); heartbeat('went on')"
     process = start(["-c", SUPERVISED.format(busy)], 1)
     assert process.stdout is not None and process.stdout.readline() == "here\n"
     process.send_signal(sent)
@@ -166,14 +166,16 @@ def test_on_a_pod_nothing_keeps_jax_from_asking_where_the_other_hosts_are(monkey
     monkeypatch.setattr(distributed.workers, "tpu_wanted", lambda: True)
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: asked.append(dict(os.environ)))
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    distributed.join(distributed.Hosts())
+    distributed.initialize(distributed.Hosts())
     assert len(asked) == 1 and "TPU_SKIP_MDS_QUERY" not in asked[0]
 
 
 def test_processes_that_share_a_plan_take_no_shard():
     with pytest.raises(ConfigError, match="leave out --shard"):
         _run(
-            Options((), (), (), "quick", None, None, None, None, False, 1.0, 0, shard="1/2", hosts=distributed.Hosts())
+            ParityOptions(
+                (), (), (), "quick", None, None, None, None, False, 1.0, 0, shard="1/2", hosts=distributed.Hosts()
+            )
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dsa_verify.engine import Finished, Report
 from dsa_verify.system import survey as survey_module
-from dsa_verify.system.judge import Found, judged
+from dsa_verify.system.judge import Judged, judged
 from dsa_verify.system.reference import _best
 from dsa_verify.system.survey import differences, survey
 from dsa_verify.system.wirings import FAST, WIRINGS
@@ -52,9 +52,9 @@ def test_other_mathematics_give_other_answers():
         assert all(differences(one, other)[0] for other in plays.values() if other is not one)
 
 
-def end(*tokens: int, gap: float = 1.0) -> Found:
+def end(*tokens: int, gap: float = 1.0) -> Judged:
     gaps = tuple(gap for _ in tokens)
-    return Found(played=Played(Report(), ends={0: Finished(9, 0, "length", tokens, gaps)}), budget=1e-4)
+    return Judged(played=Played(Report(), ends={0: Finished(9, 0, "length", tokens, gaps)}), budget=1e-4)
 
 
 def test_only_near_ties_are_excused():
@@ -79,6 +79,6 @@ def test_margin_of_a_choice_is_the_gap_to_the_first_that_is_left_out():
 
 
 def test_survey_ends_at_the_first_rejection(monkeypatch):
-    monkeypatch.setattr(survey_module, "judged", lambda *_: Found({"paths": "layer 0 ran dense_mla"}))
+    monkeypatch.setattr(survey_module, "judged", lambda *_: Judged({"paths": "layer 0 ran dense_mla"}))
     with pytest.raises(Wrong, match="dense, workload 3: paths: layer 0 ran dense_mla"):
         survey([3], ["dense"])

@@ -7,7 +7,7 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.model.decoder import load_params
 from dsa_verify.model.model_config import parse_config
 from dsa_verify.model.prefill import selections_of
-from dsa_verify.profile.prefill import Settings, trace_of
+from dsa_verify.profile.prefill import PrefillSettings, trace_of
 from tests.unit.random_models import DOCUMENTS, TOKENS, tokens_of, weights_of
 from tests.unit.test_model import pinned
 
@@ -41,7 +41,7 @@ def text(tmp_path):
 
 
 def test_built_in_model_makes_a_trace_of_its_full_layers(text):
-    trace = trace_of([text], None, Settings(queries=64))
+    trace = trace_of([text], None, PrefillSettings(queries=64))
     assert sorted(trace.layers) == [0, 1] and trace.source.model == "built-in"
     assert trace.source.tokens == 320 and trace.source.text == "text.txt"
     last = trace.layers[0].topk[-1]
@@ -50,10 +50,10 @@ def test_built_in_model_makes_a_trace_of_its_full_layers(text):
 
 def test_bad_request_is_one_clear_error(text, tmp_path):
     with pytest.raises(ConfigError, match="layer 2 has no indexer of its own; layers that have one: 0, 1"):
-        trace_of([text], None, Settings(layers=(2,), queries=8))
+        trace_of([text], None, PrefillSettings(layers=(2,), queries=8))
     with pytest.raises(ConfigError, match="the prompt has 320 tokens; give a longer text"):
-        trace_of([text], None, Settings(queries=2048))
+        trace_of([text], None, PrefillSettings(queries=2048))
     with pytest.raises(ConfigError, match=r"cannot read .*gone"):
-        trace_of([tmp_path / "gone"], None, Settings())
+        trace_of([tmp_path / "gone"], None, PrefillSettings())
     with pytest.raises(ConfigError, match=r"cannot read .*config.json"):
-        trace_of([text], tmp_path, Settings(queries=8))
+        trace_of([text], tmp_path, PrefillSettings(queries=8))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.profile import blocks, traffic
-from dsa_verify.profile.analysis import Plan, analyse, ranges
+from dsa_verify.profile.analysis import AnalysisPlan, analyse, ranges
 from dsa_verify.profile.heatmap import average
 from dsa_verify.profile.structure import strides, structure
 from dsa_verify.profile.trace import Selections, Trace
@@ -28,7 +28,7 @@ from tests.unit.planted_selections import (
 @pytest.fixture(scope="module")
 def experiment():
     rows = like_the_experiment()
-    return analyse(trace(rows, 8192 - 256, 2048), Plan())
+    return analyse(trace(rows, 8192 - 256, 2048), AnalysisPlan())
 
 
 # What the profiling experiment on DeepSeek-V3.2 found, planted
@@ -136,7 +136,7 @@ def test_the_rate_beyond_the_window_is_without_sinks():
 
 
 def test_nothing_selected_at_all_is_measured_too():
-    found = analyse(trace([[]] * 16, 40, 8), Plan((4,)))
+    found = analyse(trace([[]] * 16, 40, 8), AnalysisPlan((4,)))
     assert found.to_json()["layers"][0]["mean_union"] == 0
     assert found.layers[0].structure.strides == ()
     assert found.layers[0].pages[0].kept.tolist() == [0] * 16
@@ -262,7 +262,7 @@ def test_page_edges_belong_to_the_page_that_starts_there():
 def test_page_rows_are_means_over_queries_and_blocks():
     """Budget 4 in pages of 16: one page keeps all, two of three, and two of four; 1, 2 and 2 pages are fetched."""
     rows = [[0, 1, 2, 3], [0, 1, 16], [0, 1, 16, 17], [0, 1, 16, 17]]
-    found = analyse(trace(rows, 20, 4), Plan((2,), page_size=16))
+    found = analyse(trace(rows, 20, 4), AnalysisPlan((2,), page_size=16))
     assert [found.rows()[0][name] for name in ("pages_per_query", "pages_per_block")] == [7 / 4, 2]
     row = found.page_rows()[0]
     assert (row["page_size"], row["block_size"]) == (16, 2)
@@ -317,17 +317,17 @@ def test_dense_and_sparse_cross_where_their_bytes_are_equal():
 
 def test_a_union_of_nearly_all_pages_tells_no_crossing():
     rows = [list(range(0, q + 1, 2)) for q in range(320, 352)]
-    found = analyse(trace(rows, 320, 256), Plan((16,), page_size=16))
+    found = analyse(trace(rows, 320, 256), AnalysisPlan((16,), page_size=16))
     assert found.to_json()["bytes"][0]["coverage"] == 1
     assert found.to_json()["bytes"][0]["saturated"] is True
 
 
 def test_bytes_are_of_the_models_own_shape():
     one = trace(planted(100, 16, window=4), 100, 8)
-    assert analyse(one, Plan((8,))).to_json()["bytes"][0]["latent_bytes"] == 2 * (128 + 128)  # mini
+    assert analyse(one, AnalysisPlan((8,))).to_json()["bytes"][0]["latent_bytes"] == 2 * (128 + 128)  # mini
     other = Trace(source(116, 8), one.layers)
     object.__setattr__(other.source, "model", "some-model")
-    assert analyse(other, Plan((8,))).shape == "glm-5.2"
+    assert analyse(other, AnalysisPlan((8,))).shape == "glm-5.2"
 
 
 # Windows and plans
@@ -335,7 +335,7 @@ def test_bytes_are_of_the_models_own_shape():
 
 def test_the_window_is_the_last_queries_and_whole_blocks_of_it():
     rows = planted(100, 50, window=4, sinks=[7])
-    found = analyse(trace(rows, 100, 8), Plan((8, 16, 32), queries=30)).layers[0]
+    found = analyse(trace(rows, 100, 8), AnalysisPlan((8, 16, 32), queries=30)).layers[0]
     assert found.window.positions.tolist() == list(range(120, 150))
     assert [block.block_size for block in found.blocks] == [8, 16]
     assert [block.first.tolist() for block in found.blocks] == [[120, 128, 136], [120]]
@@ -343,9 +343,9 @@ def test_the_window_is_the_last_queries_and_whole_blocks_of_it():
 
 def test_block_sizes_that_do_not_fit_are_said_and_none_that_fits_is_an_error():
     one = trace(planted(100, 30, window=4), 100, 8)
-    assert analyse(one, Plan((30, 31, 8, 8))).left_out == (31,)
+    assert analyse(one, AnalysisPlan((30, 31, 8, 8))).left_out == (31,)
     with pytest.raises(ConfigError, match="the window has 30 queries and the smallest block 31"):
-        analyse(one, Plan((31, 64)))
+        analyse(one, AnalysisPlan((31, 64)))
 
 
 def test_queries_that_are_no_neighbours_are_refused():
@@ -353,12 +353,12 @@ def test_queries_that_are_no_neighbours_are_refused():
     keep = [row for row in range(30) if row != 12]
     one = Trace(source(130, 8), {3: Selections(whole.positions[keep], whole.topk[keep])})
     with pytest.raises(ConfigError, match=r"layer 3: .* 111 is followed by 113; give --queries 17 at most"):
-        analyse(one, Plan((4,)))
-    assert len(analyse(one, Plan((4,), queries=17)).layers[0].window.positions) == 17
+        analyse(one, AnalysisPlan((4,)))
+    assert len(analyse(one, AnalysisPlan((4,), queries=17)).layers[0].window.positions) == 17
 
 
 def test_a_page_size_of_ones_own_is_measured_beside_the_usual_ones():
-    found = analyse(trace(planted(100, 16, window=40), 100, 40), Plan((8,), page_size=32)).to_json()
+    found = analyse(trace(planted(100, 16, window=40), 100, 40), AnalysisPlan((8,), page_size=32)).to_json()
     assert [row["page_size"] for row in found["pages"]] == [16, 32, 64, 128]
     assert found["layers"][0]["pages_per_block"] == found["pages"][1]["pages_per_block"]
 
@@ -366,7 +366,7 @@ def test_a_page_size_of_ones_own_is_measured_beside_the_usual_ones():
 def test_layers_are_measured_apart_and_in_order():
     first, second = planted(100, 16, window=4), planted(100, 16, window=9)
     layers = {9: selections(second, 100, 9), 2: selections(first, 100, 9)}
-    found = analyse(Trace(source(116, 9), layers), Plan((8,))).to_json()
+    found = analyse(Trace(source(116, 9), layers), AnalysisPlan((8,))).to_json()
     assert [(row["layer"], row["local_window"]) for row in found["layers"]] == [(2, 4), (9, 9)]
 
 
@@ -465,7 +465,9 @@ def test_structure_agrees_with_sets(window):
 def test_what_must_hold_of_any_selection(window, random):
     first, rows, columns = window
     one = trace(rows, first, columns)
-    layer = analyse(one, Plan((1, 2, 4, 8), page_size=2) if len(rows) >= 8 else Plan((1,), page_size=2)).layers[0]
+    layer = analyse(
+        one, AnalysisPlan((1, 2, 4, 8), page_size=2) if len(rows) >= 8 else AnalysisPlan((1,), page_size=2)
+    ).layers[0]
     lengths = np.array([len(row) for row in rows])
     single = layer.blocks[0]
     np.testing.assert_array_equal(single.intersection, lengths)
@@ -486,4 +488,7 @@ def test_what_must_hold_of_any_selection(window, random):
             assert (shared <= fetched[size][:queries].reshape(-1, block.block_size).sum(axis=1)).all()
             assert (shared >= fetched[size][:queries].reshape(-1, block.block_size).max(axis=1)).all()
     shuffled = [random.sample(row, len(row)) for row in rows]
-    assert analyse(trace(shuffled, first, columns), Plan((1,))).to_json() == analyse(one, Plan((1,))).to_json()
+    assert (
+        analyse(trace(shuffled, first, columns), AnalysisPlan((1,))).to_json()
+        == analyse(one, AnalysisPlan((1,))).to_json()
+    )

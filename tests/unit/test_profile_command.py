@@ -137,7 +137,7 @@ def test_files_are_read_by_the_model_through_the_seam(tmp_path, monkeypatch):
     ((files, model_dir, settings),) = asked
     assert [file.name for file in files] == ["a.txt", "b.txt"]
     assert model_dir == tmp_path
-    assert settings == prefill.Settings(layers=(0, 7), queries=2048, page_size=64)
+    assert settings == prefill.PrefillSettings(layers=(0, 7), queries=2048, page_size=64)
 
 
 def prefilling(tmp_path, monkeypatch, **options):

@@ -13,7 +13,7 @@ from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, heatmap
 from dsa_verify.checks.tolerance import score_band
 from dsa_verify.contract import Kernel, Promise, Provider, surface_named
-from dsa_verify.evidence import Evidence, Expected, Heatmap, HeatmapRow, Result, Run, Selection
+from dsa_verify.evidence import Evidence, Expected, Heatmap, HeatmapRow, Result, Run, ScoredCandidates
 from dsa_verify.report import heatmap as drawing
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import DRAWN, page
@@ -55,7 +55,7 @@ def test_a_right_selection_has_no_heatmap_and_a_wrong_one_has(scenario, pages):
     assert heatmap.of_selection(right) is None
     found = shown(selected(scenario, pages, swap_worst))
     assert found.column == ("page" if pages else "position")
-    assert all("1 expected and missing, 1 kept and not expected" in row.told for row in found.rows)
+    assert all("1 expected and missing, 1 kept and not expected" in row.note for row in found.rows)
 
 
 def test_cells_tell_what_was_expected_and_what_came():
@@ -101,7 +101,7 @@ def test_a_near_tie_beside_an_error_is_no_error():
 def test_a_malformed_row_is_shown_and_only_that_one(change, said):
     found = shown(selected(EXTEND, True, change))
     assert len(found.rows) == 1
-    assert said in found.rows[0].told
+    assert said in found.rows[0].note
 
 
 def test_equal_scores_in_the_wrong_order_are_shown():
@@ -130,7 +130,7 @@ def test_the_largest_heatmap_is_below_8_kb():
     batch, rng = batch_of(SCENARIOS[EXTEND]), np.random.default_rng(0)
     value = rng.normal(size=(len(batch.positions), 131072))
     best = np.argsort(-value, axis=1)[:, :2048].astype(np.int32)
-    exact = Selection(value, np.abs(value), best, terms=128)
+    exact = ScoredCandidates(value, np.abs(value), best, terms=128)
     chosen = rng.permuted(np.tile(np.arange(131072, dtype=np.int32), (len(value), 1)), axis=1)[:, :2048]
     found = shown(Evidence(batch, Expected(selection=exact), {"base": Run({"topk_indices": chosen})}))
     assert (len(found.rows), found.width) == (heatmap.ROWS, 1024)
@@ -174,7 +174,7 @@ def test_shares_of_heads_tell_how_far_off_each_is():
     first, second, third = found.rows
     assert first.cells[1] in "123" and first.cells.replace(first.cells[1], ".", 1) == "...."
     assert (second.cells, third.cells) == ("...!", "!...")
-    assert "head 3 above budget, up to inf times" in second.told
+    assert "head 3 above budget, up to inf times" in second.note
 
 
 def test_a_right_output_has_no_heatmap():

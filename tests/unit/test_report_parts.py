@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.commands import compile as compiling
-from dsa_verify.compile.cases import Case
+from dsa_verify.compile.cases import CompileCase
 from dsa_verify.compile.chips import CHIPS, GIB, MIB
 from dsa_verify.compile.evidence import Figures, judge, not_verified, refused
 from dsa_verify.errors import ConfigError
@@ -17,7 +17,7 @@ from dsa_verify.evidence import Result, Verdict
 from dsa_verify.gates.decision import decide
 from dsa_verify.gates.records import TaskScores
 from dsa_verify.gates.statistics.rule import Rule
-from dsa_verify.mutants.campaign import Fate
+from dsa_verify.mutants.campaign import MutantResult
 from dsa_verify.mutants.kinds import title
 from dsa_verify.mutants.score import Score
 from dsa_verify.report import parts
@@ -27,19 +27,19 @@ from dsa_verify.report.page import page
 HEAD = {"schema": 1, "seconds": 1.0, "provenance": {}}
 BUDGETS = {chip.name: (chip.hbm_bytes, chip.vmem_bytes) for chip in CHIPS.values()}
 RUN = Outcome("dsa-verify parity", 1.0, {}, (Result("jnp", "dense_mla", "single", "parity", Verdict.accepted()),))
-WRITE = Case("builtin", "cache_write", "v5e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
+WRITE = CompileCase("builtin", "cache_write", "v5e", "glm-5.2-tp16", "prefill", 4096, 131_072, 64)
 FITS = Figures(temporaries=0, arguments=2 * GIB, outputs=2 * GIB, aliased=2 * GIB, code=MIB, vmem=MIB, vmem_limit=None)
 
 
 def _mutants():
     fates = (
         [
-            Fate(
+            MutantResult(
                 "causal-bound-strict", "15", "builtin", "dense_mla", ("parity", "races"), "single-extend-p16-f32", "x"
             ),
-            Fate("lives", "26", "jnp", "index_topk"),
+            MutantResult("lives", "26", "jnp", "index_topk"),
         ],
-        [Fate("flash:12:swap", "swap", "builtin", "dense_mla")],
+        [MutantResult("flash:12:swap", "swap", "builtin", "dense_mla")],
     )
     score = Score(
         *fates, {"flash:12:swap": "It is overwritten <b>at once</b>.", "gone": "No such."}, {"lives", "flash:12:swap"}

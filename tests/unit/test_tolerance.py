@@ -11,7 +11,7 @@ from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import parity
 from dsa_verify.checks.tolerance import attention_budget, score_band
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Evidence, Expected, Run, Selection, unit_roundoff
+from dsa_verify.evidence import Evidence, Expected, Run, ScoredCandidates, unit_roundoff
 from dsa_verify.oracle.attention import attend
 from dsa_verify.oracle.scores import index_scores
 from tests.unit.test_scenarios_have_teeth import built
@@ -94,7 +94,7 @@ def test_score_band_covers_float32_scores():
     q, w, k = (rng.standard_normal(s).astype(np.float32) for s in ((5, 4, 128), (5, 4), (400, 128)))
     exact = index_scores(q, w, k, np.full(5, 399))
     got = np.einsum("qhk,qh->qk", np.maximum(np.einsum("qhd,kd->qhk", q, k), 0), w)
-    band = score_band(Selection(exact.value, exact.magnitude, np.zeros((5, 0), np.int32), 4 * 128), Promise())
+    band = score_band(ScoredCandidates(exact.value, exact.magnitude, np.zeros((5, 0), np.int32), 4 * 128), Promise())
     assert (np.abs(got - exact.value) <= band).all()
     assert np.median(band) < 1e-4 * np.abs(exact.value).max()
 

@@ -34,7 +34,7 @@ class Arm(Protocol):
 
 
 @dataclass
-class Embedded:
+class EmbeddedArm:
     """The built-in model in this process, behind the engine.
 
     environment: its DSA_* variables. index_topk: its budget in tokens. mutant: a name of `broken.MUTANTS`, which breaks
@@ -70,10 +70,10 @@ class Embedded:
         return describe(self._model())
 
     def _model(self) -> Any:
-        from dsa_verify.serve.model import Settings, load
+        from dsa_verify.serve.model import ServerSettings, load
 
         if self._served is None:
-            settings = Settings(
+            settings = ServerSettings(
                 index_topk=self.index_topk, context_length=960, chunk_tokens=128,
                 kernels=self.kernels,  # pyright: ignore[reportArgumentType]
             )  # fmt: skip
@@ -98,7 +98,7 @@ class Embedded:
 
 
 @dataclass
-class Served:
+class ServedArm:
     """A server that is running already, behind an OpenAI-compatible endpoint; answers are kept in a journal.
 
     endpoint: a `payload.Endpoint`. concurrency: requests under way at once.
@@ -126,8 +126,8 @@ class Served:
 
 
 @dataclass
-class Started:
-    """A server that the gate starts for this arm, and stops again; otherwise as `Served`.
+class StartedArm:
+    """A server that the gate starts for this arm, and stops again; otherwise as `ServedArm`.
 
     server: a `servercmd.ServerCommand`. endpoint: a `payload.Endpoint` whose URL is that of the server once it runs. It
     is not started where the journal holds every answer already.
@@ -165,7 +165,7 @@ class Started:
 
 
 @dataclass
-class Recorded:
+class RecordedArm:
     """Answers of an earlier run: lm-eval's sample files, or a journal of this gate."""
 
     name: str
@@ -240,7 +240,7 @@ def served_model(endpoint: Any) -> str:
 
 
 def _asked(
-    arm: "Served | Started",
+    arm: "ServedArm | StartedArm",
     endpoint: Any,
     header: Mapping[str, Any],
     questions: Sequence[Question],
@@ -257,7 +257,7 @@ def _asked(
 
 
 def _kept(
-    arm: "Started", header: Mapping[str, Any], questions: Sequence[Question]
+    arm: "StartedArm", header: Mapping[str, Any], questions: Sequence[Question]
 ) -> tuple[dict[str, Answer], dict[str, Any] | None]:
     """The answers and the manifest of an arm that was asked all these questions before, else None for the manifest."""
     from dsa_verify.gates.arms.journal import Journal
@@ -291,6 +291,6 @@ def _manifest_of(header: Mapping[str, Any], path: Path) -> dict[str, Any] | None
     return kept["manifest"] if kept.get("header") == json.loads(json.dumps(header)) else None
 
 
-def _beside(arm: "Served | Started") -> Path:
+def _beside(arm: "ServedArm | StartedArm") -> Path:
     """Where an arm's manifest is kept."""
     return arm.journal.with_suffix(".manifest.json")

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.arms.arm import Recorded
+from dsa_verify.gates.arms.arm import RecordedArm
 from dsa_verify.gates.records import Answer, sha
 from dsa_verify.gates.tasks.longbench import Task, group_of, longbench
 
 PREFIX = "longbench_"
 
 
-def recorded(name: str, place: Path) -> tuple[Recorded, list[Task]]:
+def recorded(name: str, place: Path) -> tuple[RecordedArm, list[Task]]:
     """The arm and its tasks, of `samples_*.jsonl` and `results_*.json` as `lm_eval --log_samples` writes them.
 
     Documents, prompts and answers are those that were recorded; scores are computed anew. Raises `ConfigError` for a
@@ -42,7 +42,7 @@ def recorded(name: str, place: Path) -> tuple[Recorded, list[Task]]:
                 None if text else "empty_text", None,
             )  # fmt: skip
         tasks.append(task)
-    return Recorded(name, answers, settings), tasks
+    return RecordedArm(name, answers, settings), tasks
 
 
 def _results(folder: Path) -> tuple[dict[str, float], dict[str, Any]]:

@@ -55,7 +55,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Simulations:
     """How much to simulate. progress is told to `tell`."""
 
     simulations: int
@@ -70,7 +70,7 @@ class Plan:
             yield rng, min(_CHUNK, self.simulations - start)
 
 
-def fixed(truth: Truth, rules: Sequence[Rule], plan: Plan) -> list[Rates]:
+def fixed(truth: Truth, rules: Sequence[Rule], plan: Simulations) -> list[Rates]:
     """Verdicts on all documents at once under rules that differ in margins and levels; controls and floor hold."""
     counts = np.zeros((len(rules), 2))
     for rng, number in plan.chunks("fixed", truth.name, truth.uniform):
@@ -79,7 +79,7 @@ def fixed(truth: Truth, rules: Sequence[Rule], plan: Plan) -> list[Rates]:
     return [Rates(*row) for row in counts / plan.simulations]
 
 
-def sequential(truth: Truth, rule: Rule, plan: Plan) -> Rates:
+def sequential(truth: Truth, rule: Rule, plan: Simulations) -> Rates:
     """Verdicts of runs that may pass at every look, fail at any round by the alarm, and fail by tests at the end."""
     passed = failed = asked = 0.0
     for rng, number in plan.chunks("sequential", truth.name, truth.uniform):
@@ -88,7 +88,7 @@ def sequential(truth: Truth, rule: Rule, plan: Plan) -> Rates:
     return Rates(*(float(total) / plan.simulations for total in (passed, failed, asked)))
 
 
-def most(truth: Truth, rule: Rule, plan: Plan) -> tuple[float, float]:
+def most(truth: Truth, rule: Rule, plan: Simulations) -> tuple[float, float]:
     """How often the macro mean's bound, and with it every group's, would pass if the variances were known.
 
     No demand on single tasks, no estimated variance, exact level: no rule that demands these bounds passes more.
@@ -109,7 +109,7 @@ def most(truth: Truth, rule: Rule, plan: Plan) -> tuple[float, float]:
     return float(macro.mean()), float((macro & np.array(low).all(0)).mean())
 
 
-def bound_sizes(plan: Plan) -> list[Size]:
+def bound_sizes(plan: Simulations) -> list[Size]:
     """The size of one task's bounds where the truth is the margin, for every shape and number of documents."""
     plan = replace(plan, simulations=BOUND_RUNS * plan.simulations)
     return [
@@ -120,7 +120,7 @@ def bound_sizes(plan: Plan) -> list[Size]:
     ]
 
 
-def _size(shape: str, documents: int, margin: float, plan: Plan) -> Size:
+def _size(shape: str, documents: int, margin: float, plan: Simulations) -> Size:
     draw, alpha = BOUND_SHAPES[shape], Rule().alpha
     found = np.zeros(3)
     for rng, number in plan.chunks("bound", shape, documents, margin):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from dsa_verify.gates.statistics.operating import (
     BOUND_RUNS,
     MACRO_MARGINS,
-    Plan,
     Rates,
+    Simulations,
     Size,
     bound_sizes,
     fixed,
@@ -40,7 +40,7 @@ independent documents; controls sound, dense above the floor, nothing missing, a
 """
 
 
-def page(plan: Plan) -> str:
+def page(plan: Simulations) -> str:
     """All tables. plan: simulations a row, seed."""
     rule = Rule()
     head = _HEAD.format(
@@ -57,7 +57,7 @@ def page(plan: Plan) -> str:
     return "\n".join(parts)
 
 
-def _whole(plan: Plan) -> str:
+def _whole(plan: Simulations) -> str:
     rules = [Rule(macro_margin=margin) for margin in MACRO_MARGINS]
     # The last column is the rule at .015 as it would be without its demands on single tasks.
     rules.append(replace(Rule(), task_limit=0.999, veto_alpha=NEVER))
@@ -69,7 +69,7 @@ def _whole(plan: Plan) -> str:
     return "## The whole rule: PASS / FAIL / INCONCLUSIVE\n\n" + _table(head, body)
 
 
-def _most(plan: Plan) -> str:
+def _most(plan: Simulations) -> str:
     found = [(truth.name, most(truth, Rule(), plan)) for truth in SEQUENTIAL[:3]]
     rows = [[name, *(f"{share:.3f}" for share in shares)] for name, shares in found]
     return "## The most that bounds of this level can pass: variances known, macro margin 0.015\n\n" + _table(
@@ -77,7 +77,7 @@ def _most(plan: Plan) -> str:
     )
 
 
-def _looks(plan: Plan) -> str:
+def _looks(plan: Simulations) -> str:
     looks = ", ".join(f"{look:.0%}" for look in Rule().looks)
     rows = []
     for truth in SEQUENTIAL:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.options import Options
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.tasks import generated, gsm8k_long, longbench2, needle, truncation
 from dsa_verify.gates.tasks.longbench import CHINESE, ENGLISH, HUB, Task, group_of, longbench, rows_of_file, rows_of_hub
 
@@ -13,7 +13,7 @@ EMBEDDED_NEEDLES = (192, 320, 448, 576, 704)
 """Lengths of a needle's texts for the built-in model; all beyond its budget."""
 
 
-def asked_for(o: Options) -> list[Task]:
+def asked_for(o: GateOptions) -> list[Task]:
     """The tasks of a gate with servers: of files, of the hub or made here, shortened and cut as asked.
 
     Raises `ConfigError` for an unknown task and for data that cannot be read.
@@ -29,24 +29,24 @@ def asked_for(o: Options) -> list[Task]:
     tasks = [dataclasses.replace(task, documents=task.documents[: o.documents]) for task in tasks]
     if o.max_prompt_tokens is None:
         return tasks
-    return [truncation.cut(task, o.max_prompt_tokens, spans) for task in tasks]
+    return [truncation.truncate(task, o.max_prompt_tokens, spans) for task in tasks]
 
 
-def _longbench(o: Options, name: str) -> Task:
+def _longbench(o: GateOptions, name: str) -> Task:
     if o.data is None:
         return longbench(name, rows_of_hub(HUB, name), f"the hub's {name}")
     path = o.data / f"{name}.jsonl"
     return longbench(name, rows_of_file(path), str(path))
 
 
-def _longbench2(o: Options, spans: truncation.Spans) -> Task:
+def _longbench2(o: GateOptions, spans: truncation.Spans) -> Task:
     if o.data is not None:
         return longbench2.longbench2(*longbench2.rows_of(o.data))
     rows = rows_of_hub(longbench2.HUB, None, longbench2.SPLIT)
     return longbench2.longbench2(rows, f"the hub's {longbench2.HUB}")
 
 
-def _gsm8k_long(o: Options, spans: truncation.Spans) -> Task:
+def _gsm8k_long(o: GateOptions, spans: truncation.Spans) -> Task:
     if o.data is None:
         rows, shots = (rows_of_hub(gsm8k_long.HUB, gsm8k_long.PART, split) for split in ("test", "train"))
     else:
@@ -55,7 +55,7 @@ def _gsm8k_long(o: Options, spans: truncation.Spans) -> Task:
     return gsm8k_long.gsm8k_long(rows, shots, where, o.gsm8k_tokens or gsm8k_long.TOKENS, spans)
 
 
-def _needle(o: Options, spans: truncation.Spans) -> Task:
+def _needle(o: GateOptions, spans: truncation.Spans) -> Task:
     return needle.needle(o.needle_tokens or needle.TOKENS, spans)
 
 
@@ -63,7 +63,7 @@ _MORE = {longbench2.NAME: _longbench2, gsm8k_long.NAME: _gsm8k_long, needle.NAME
 """Tasks beside LongBench's, by name."""
 
 
-def made_here(o: Options) -> list[Task]:
+def generated_here(o: GateOptions) -> list[Task]:
     """The tasks of a gate of the built-in model. Raises `ConfigError` for one that it cannot answer."""
     names, able = o.tasks or generated.TASKS, (*generated.TASKS, needle.NAME)
     strange = [name for name in names if name not in able]
@@ -74,9 +74,9 @@ def made_here(o: Options) -> list[Task]:
     return [_made(o, name) for name in names]
 
 
-def _made(o: Options, name: str) -> Task:
+def _made(o: GateOptions, name: str) -> Task:
     """A task of documents made here, for the built-in model."""
     if name == needle.NAME:
         grid = needle.needle(o.needle_tokens or EMBEDDED_NEEDLES, truncation.words)
         return dataclasses.replace(grid, documents=grid.documents[: o.documents])
-    return longbench(name, generated.made_rows(name, o.documents or DOCUMENTS_MADE), "rows made here")
+    return longbench(name, generated.generated_rows(name, o.documents or DOCUMENTS_MADE), "rows made here")

@@ -25,7 +25,7 @@ CLAIMS = (0, 0, 0, 1, 1, 2)
 END = "␄"
 
 
-def made_rows(task: str, documents: int, words: int = 260) -> list[dict[str, Any]]:
+def generated_rows(task: str, documents: int, words: int = 260) -> list[dict[str, Any]]:
     """So many rows of a task, the same every time; each context has about `words` words."""
     return [_row(task, number, words) for number in range(documents)]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import Document, Task, configuration, demand_some
+from dsa_verify.gates.tasks.longbench import Task, TaskDocument, configuration, demand_some
 from dsa_verify.gates.tasks.truncation import Spans
 
 NAME = "gsm8k_long"
@@ -69,7 +69,7 @@ def gsm8k_long(
         prompt = "".join(examples[n] for n in before) + asked
         question = Question(f"{NAME}/{number}", prompt, MAX_TOKENS, stop)
         documents.append(
-            Document(
+            TaskDocument(
                 NAME, str(number), question, sha(prompt), {**row, "answers": [row["answer"]], "shots": len(before)}
             )
         )

@@ -58,7 +58,7 @@ _TOUCHES = {
 
 
 @dataclass(frozen=True)
-class Document:
+class TaskDocument:
     """One document of a task: its question as every arm gets it, and the row that the scorer needs; `answers` in it are
     for readers too."""
 
@@ -74,7 +74,7 @@ class Document:
         return sha(json.dumps(self.row, sort_keys=True, ensure_ascii=False))
 
 
-class Scorer(Protocol):
+class TaskScorer(Protocol):
     """What lm-eval's task objects are used for: `process_results(row, [answer])["score"]` is in [0, 1]."""
 
     def process_results(self, doc: dict[str, Any], results: list[str], /) -> Mapping[str, float]: ...
@@ -91,12 +91,12 @@ class Task:
     name: str
     group: str
     version: float
-    documents: tuple[Document, ...]
-    scorer: Scorer = field(repr=False)
+    documents: tuple[TaskDocument, ...]
+    scorer: TaskScorer = field(repr=False)
     corrections: Mapping[str, str] = field(repr=False)
     sized: bool = False
 
-    def score(self, document: Document, text: str) -> float:
+    def score(self, document: TaskDocument, text: str) -> float:
         """The unified score of an answer, in [0, 1]."""
         if "first-line" in self.corrections:
             text = text.lstrip("\n").split("\n")[0]
@@ -203,12 +203,12 @@ def demand_distinct(rows: Iterable[Mapping[str, Any]], where: str) -> None:
             raise ConfigError(f"{where}: lines {first} and {number} share the _id {row['_id']!r}; ids pair the arms.")
 
 
-def _document(name: str, scorer: Any, row: dict[str, Any]) -> Document:
+def _document(name: str, scorer: Any, row: dict[str, Any]) -> TaskDocument:
     limits = scorer.config.generation_kwargs
     stop = () if name in FIRST_LINE else tuple(limits["until"])
     number = str(row["_id"])
     question = Question(f"{name}/{number}", scorer.doc_to_text(row), int(limits["max_gen_toks"]), stop)
-    return Document(name, number, question, sha(row["context"]), row)
+    return TaskDocument(name, number, question, sha(row["context"]), row)
 
 
 def _corrections(name: str) -> dict[str, str]:

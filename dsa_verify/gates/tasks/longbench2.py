@@ -8,7 +8,14 @@ from typing import Any
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import Document, Task, configuration, demand_distinct, demand_some, rows_of_file
+from dsa_verify.gates.tasks.longbench import (
+    Task,
+    TaskDocument,
+    configuration,
+    demand_distinct,
+    demand_some,
+    rows_of_file,
+)
 
 NAME = "longbench2"
 HUB, SPLIT = "zai-org/LongBench-v2", "train"
@@ -88,11 +95,11 @@ def _demand(row: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: answer is {row['answer']!r:.80}, expected one of {', '.join(CHOICES)}.")
 
 
-def _document(template: Any, row: dict[str, Any]) -> Document:
+def _document(template: Any, row: dict[str, Any]) -> TaskDocument:
     choices = [row[f"choice_{one}"] for one in CHOICES]
     prompt = template.render(context=row["context"], question=row["question"], choices=choices) + _FORM
     number = row["_id"]
-    return Document(
+    return TaskDocument(
         NAME,
         number,
         Question(f"{NAME}/{number}", prompt, MAX_TOKENS),

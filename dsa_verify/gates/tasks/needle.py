@@ -8,7 +8,7 @@ import numpy as np
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import Document, Task
+from dsa_verify.gates.tasks.longbench import Task, TaskDocument
 from dsa_verify.gates.tasks.truncation import Spans
 
 NAME = "needle"
@@ -55,7 +55,7 @@ def needle(lengths: Sequence[int], spans: Spans, repeats: int = REPEATS) -> Task
     return Task(NAME, NAME, VERSION, documents, Contained(), {}, sized=True)
 
 
-def _document(cell: tuple[int, int, float], hay: list[str], sizes: np.ndarray, spans: Spans) -> Document:
+def _document(cell: tuple[int, int, float], hay: list[str], sizes: np.ndarray, spans: Spans) -> TaskDocument:
     repeat, length, depth = cell
     rng = np.random.default_rng([SEED, repeat, length, round(100 * depth)])
     names = _names(rng)
@@ -72,7 +72,7 @@ def _document(cell: tuple[int, int, float], hay: list[str], sizes: np.ndarray, s
         text.insert(place, sentence)
     prompt, number = " ".join(text) + asked, f"{length}-{round(100 * depth)}-{repeat}"
     row = {"_id": number, "tokens": length, "depth": depth, "answers": codes[:1], "name": names[0]}
-    return Document(NAME, number, Question(f"{NAME}/{number}", prompt, MAX_TOKENS), sha(prompt), row)
+    return TaskDocument(NAME, number, Question(f"{NAME}/{number}", prompt, MAX_TOKENS), sha(prompt), row)
 
 
 def _names(rng: np.random.Generator) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question
-from dsa_verify.gates.tasks.longbench import Document, Task
+from dsa_verify.gates.tasks.longbench import Task, TaskDocument
 
 Spans = Callable[[str], Sequence[tuple[int, int]]]
 """Where each token of a text begins and ends, in characters."""
@@ -44,7 +44,7 @@ def middle(text: str, most: int, spans: Spans) -> str:
     return text[: found[half][0]] + text[found[-half][0] :]
 
 
-def cut(task: Task, most: int, spans: Spans) -> Task:
+def truncate(task: Task, most: int, spans: Spans) -> Task:
     """The task with every prompt cut to at most so many tokens; both arms get the same bytes.
 
     Raises `ConfigError` for a task whose prompts were made to a length and are longer: what is asked for may stand in
@@ -57,7 +57,7 @@ def cut(task: Task, most: int, spans: Spans) -> Task:
             f"shorter ones with --{task.name.partition('_')[0]}-tokens."
         )
 
-    def shorter(document: Document) -> Document:
+    def shorter(document: TaskDocument) -> TaskDocument:
         question: Question = dataclasses.replace(
             document.question, prompt=middle(document.question.prompt, most, spans)
         )

@@ -16,20 +16,20 @@ NOBODY = -1
 """Sequence and slot of a padding token."""
 
 
-class Placement(NamedTuple):
+class TokenPlacement(NamedTuple):
     """Sequence of every token, i32[tokens], -1 for padding, which has no meaningful position; and its position."""
 
     seq: jax.Array
     position: jax.Array
 
 
-def place(kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int) -> Placement:
+def place(kv_lens: jax.Array, cu_q_lens: jax.Array, tokens: int) -> TokenPlacement:
     """Find each token's sequence and position from i32[seqs] and i32[seqs + 1] metadata."""
     token = jnp.arange(tokens, dtype=jnp.int32)
     seq = jnp.searchsorted(cu_q_lens[1:], token, side="right").astype(jnp.int32)
     position = kv_lens[seq] - cu_q_lens[seq + 1] + token  # of the last sequence, for tokens behind it
     real = (token < cu_q_lens[-1]) & (position >= 0)
-    return Placement(jnp.where(real, seq, NOBODY), position)
+    return TokenPlacement(jnp.where(real, seq, NOBODY), position)
 
 
 def block_span(cu_q_lens: jax.Array, blocks: int, block: int) -> tuple[jax.Array, jax.Array]:
@@ -57,7 +57,7 @@ def latent_rows(nope: jax.Array, pe: jax.Array) -> jax.Array:
     return jnp.concatenate([nope, pe], axis=-1)
 
 
-def slots(page_table: jax.Array, placement: Placement, page_size: int) -> jax.Array:
+def slots(page_table: jax.Array, placement: TokenPlacement, page_size: int) -> jax.Array:
     """Physical slot of every token's own position, i32[tokens]; -1 for padding."""
     seq, position = placement
     slot = page_table[seq, position // page_size] * page_size + position % page_size

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.cache_write import write_rows
-from dsa_verify.kernels.pallas.layout import Placement, latent_rows, slots
+from dsa_verify.kernels.pallas.layout import TokenPlacement, latent_rows, slots
 from dsa_verify.kernels.pallas.query_attention import query_attention
 
 
@@ -44,7 +44,7 @@ def sparse_mla_decode(
     """
     page_size = cache_kv.shape[1]
     seq = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
-    here = Placement(jnp.where(kv_lens > 0, seq, -1), kv_lens - 1)
+    here = TokenPlacement(jnp.where(kv_lens > 0, seq, -1), kv_lens - 1)
     rows = latent_rows(new_c_kv, new_k_pe).astype(cache_kv.dtype)
     cache = write_rows(rows, cache_kv, slots(page_table, here, page_size))
 

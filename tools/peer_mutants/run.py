@@ -22,8 +22,8 @@ from dsa_verify.kernels.providers import sglang_jax
 from dsa_verify.mutants.digest import code_digest
 from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import title
-from dsa_verify.mutants.peer_table import TEMPLATE, PeerMutant, Table, digest, load_table, raising_function
-from dsa_verify.mutants.systematic import _places
+from dsa_verify.mutants.systematic import places_of
+from tools.peer_mutants.table import TEMPLATE, PeerMutant, Table, digest, load_table, raising_function
 
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 SCENARIO_LIMIT = 240
@@ -221,7 +221,7 @@ def main(checkout: Path, globs: tuple[str, ...], document: Path | None, cache: P
     """
     if places:
         file, _, function = places.partition("::")
-        for found, node in _places(ast.parse((checkout / file).read_text("utf-8"))):
+        for found, node in places_of(ast.parse((checkout / file).read_text("utf-8"))):
             if found == function and not isinstance(node, ast.Name | ast.Constant):
                 click.echo(f"{digest(node)} {type(node).__name__}: {' '.join(ast.unparse(node).split())[:120]}")
         return
@@ -240,7 +240,3 @@ def main(checkout: Path, globs: tuple[str, ...], document: Path | None, cache: P
         document.write_text(with_block(document.read_text("utf-8"), block), "utf-8")
     else:
         click.echo(block)
-
-
-if __name__ == "__main__":
-    main()

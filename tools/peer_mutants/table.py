@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsa_verify.mutants.kernel_table import MUTANTS, Wrong
+from dsa_verify.mutants.kernel_table import MUTANTS, WrongMetadata
 from dsa_verify.mutants.operators import OPERATORS, Change
 from dsa_verify.mutants.source import StaleMutant
-from dsa_verify.mutants.systematic import _places, _Replace
+from dsa_verify.mutants.systematic import ReplaceNode, places_of
 
 TABLE = Path(__file__).with_name("peers.toml")
 TEMPLATE = "template"
@@ -45,7 +45,7 @@ class PeerMutant:
         return f"{Path(self.file).stem}.{self.function}"
 
     def changes(self, tree: ast.Module) -> Iterator[Change]:
-        for function, node in _places(tree):
+        for function, node in places_of(tree):
             if function == self.function and digest(node) == self.node:
                 if self.operator != TEMPLATE:
                     yield from (Change(self.operator, node, after) for after in OPERATORS[self.operator](node))
@@ -63,7 +63,7 @@ class PeerMutant:
                 f"that does this now (--places lists them)"
             )
         change = found[self.choice - 1]
-        _Replace(change.before, raising(change.before) if probe else change.after).visit(tree)
+        ReplaceNode(change.before, raising(change.before) if probe else change.after).visit(tree)
         return ast.unparse(tree)
 
 
@@ -83,7 +83,7 @@ def load_table(path: Path = TABLE) -> Table:
     """Read the table; handwritten mutants that spoil metadata, and those of surfaces the peer lacks, are left out."""
     document = tomllib.loads(path.read_text("utf-8"))
     mutants = tuple(PeerMutant(**{**entry, "scenarios": tuple(entry["scenarios"])}) for entry in document["mutant"])
-    wrong = {m.name: document["caller"] for m in MUTANTS.values() if isinstance(m.change, Wrong)}
+    wrong = {m.name: document["caller"] for m in MUTANTS.values() if isinstance(m.change, WrongMetadata)}
     lacking = document["no_surface"]
     wrong |= {m.name: lacking[m.surface] for m in MUTANTS.values() if m.surface in lacking}
     head = {key: document[key] for key in ("revision", "date", "not_on_cpu")}

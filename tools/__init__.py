@@ -1,0 +1,1 @@
+"""Development tools, no part of the package."""
