@@ -8,6 +8,7 @@ DsaVerifyError
 ├── ProviderError       a provider that cannot be loaded, raised, or returned something unusable
 ├── RequestError        a generation request that cannot be served: empty, too long for the pool, a strange setting
 ├── EngineError         an engine whose pages or steps contradict themselves, or a runner that answers nonsense
+├── OutOfReach          a case that a provider, a kernel or this suite does not take; it is not verified
 ├── NotSimulated        a kernel does what interpret mode cannot simulate; its cases are not verified
 └── RuntimeUnsupported  a JAX whose interpreter internals are not where this version expects them
 """
@@ -61,6 +62,10 @@ class RequestError(DsaVerifyError):
 
 class EngineError(DsaVerifyError):
     """Pages, steps or logits of an engine are not what they must be."""
+
+
+class OutOfReach(DsaVerifyError):
+    """Nothing is run, and nothing can be said: the provider lacks the kernel, or the kernel does not take the batch."""
 
 
 class NotSimulated(DsaVerifyError):

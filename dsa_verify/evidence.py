@@ -1,7 +1,9 @@
 """What crosses rooms: answers, runs, verdicts; frozen, NumPy only."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 import numpy as np
@@ -212,8 +214,64 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class KnownFailure:
+    """One entry.
+
+    id: `surface/scenario-glob/check`; a check of `*` is any.
+    reason: what is wrong, in a sentence. smallest: the smallest input that shows it. link: where it was reported.
+    when: how kernels must run for it to show, `interpret` or `native`; either when empty.
+    provider: whose failure it is; any provider's when empty.
+    """
+
+    id: str
+    reason: str
+    smallest: str
+    link: str = ""
+    when: str = ""
+    provider: str = ""
+
+    def matches(self, result: "Result") -> bool:
+        surface, scenario, check = self.id.split("/")
+        return (
+            self.provider in ("", result.provider)
+            and surface == result.surface
+            and fnmatchcase(result.scenario, scenario)
+            and check in ("*", result.check)
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What results are about: a surface of a provider, which is named as the user asked for it, on a scenario; and the
+    one command that runs it again."""
+
+    provider: str
+    surface: str
+    scenario: str
+    reproduce: str
+
+    @classmethod
+    def of(cls, provider: str, surface: str, scenario: str, options: Sequence[str] = ()) -> "Subject":
+        """A subject whose command has these further options."""
+        words = ["--provider", provider, "--surface", surface, "--scenario", scenario, *options]
+        return cls(provider, surface, scenario, shlex.join(["dsa-verify", "parity", *words]))
+
+    def results(self, verdicts: Mapping[str, Verdict], seconds: float = 0.0, broke: str = "") -> "tuple[Result, ...]":
+        """One result a check, by its name; the seconds are divided among them."""
+        each = seconds / max(1, len(verdicts))
+        where = (self.provider, self.surface, self.scenario)
+        return tuple(Result(*where, check, verdict, each, self.reproduce, broke) for check, verdict in verdicts.items())
+
+
+@dataclass(frozen=True)
 class Result:
-    """One verdict with its coordinates in the run."""
+    """One verdict with its coordinates in the run.
+
+    reproduce: the command that runs the case again. broke: the traceback, or the end of the process, where the suite
+    itself broke; empty otherwise. known: the known failure that forgave a rejection, and `found`, what was rejected.
+    shrunk_from: the scenario of which this one's is a smaller form. measured: a golden record's entry of the provider,
+    carried by a case's first result.
+    """
 
     provider: str
     surface: str
@@ -222,4 +280,8 @@ class Result:
     verdict: Verdict
     seconds: float = 0.0
     reproduce: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    broke: str = ""
+    known: KnownFailure | None = None
+    found: str = ""
+    shrunk_from: str = ""
+    measured: Mapping[str, object] = field(default_factory=dict)

@@ -138,7 +138,7 @@ def _accept_all() -> str:
 
 
 def _broke(outcome) -> bool:
-    return any("broke" in result.extra for result in outcome.results)
+    return any(result.broke for result in outcome.results)
 
 
 def _exit_code(outcome, providers: tuple[str, ...]):

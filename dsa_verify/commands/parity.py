@@ -75,7 +75,7 @@ def parity(as_json: bool, slowest: int, report: Path | None, history: Path | Non
             from dsa_verify.report import terminal
 
             terminal.print_outcome(outcome, slowest)
-        for trace in dict.fromkeys(result.extra["broke"] for result in outcome.results if "broke" in result.extra):
+        for trace in dict.fromkeys(result.broke for result in outcome.results if result.broke):
             click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
         keep(outcome, report, history)
     sys.exit(int(outcome.exit_code))

@@ -13,38 +13,31 @@ from dsa_verify.checks.parity import shares_of
 from dsa_verify.checks.selection import chosen_by
 from dsa_verify.checks.traffic import moved
 from dsa_verify.contract import Promise, Provider, Surface
-from dsa_verify.errors import NotSimulated, ProviderError
-from dsa_verify.evidence import Evidence, Result, Verdict
+from dsa_verify.evidence import Evidence, Result, Subject, Verdict
 from dsa_verify.golden.fingerprint import number
-from dsa_verify.run.verify import gather
+from dsa_verify.run.verify import gather, verdicts_or_why
 
 CHECKED = ("parity", "selection", "cache")
 """What judges the base run alone: `parity` runs the other checks, and recording takes a part of its time."""
 
-MEASURED = "measured"
-"""Key of `Result.extra` under which a case's first result carries the provider's entry for the record."""
 
-
-def measure(surface: Surface, provider: Provider, scenario: Scenario) -> tuple[Result, ...]:
+def measure(
+    surface: Surface, provider: Provider, scenario: Scenario, subject: Subject | None = None
+) -> tuple[Result, ...]:
     """Judge the base run of one case; the first result carries the metrics. Stands in for `verify` in `suite`."""
     applicable = checks_for(attends=surface.attends, selects=surface.selects, writes=surface.writes)
     names = [name for name in applicable if name in CHECKED]
     entry: dict[str, object] = {}
-    try:
+
+    def judged() -> dict[str, Verdict]:
         evidence = gather(surface, provider, scenario, names)
-    except ProviderError as error:
-        verdicts = dict.fromkeys(names, Verdict.rejected(str(error)))
-    except NotSimulated as error:
-        verdicts = dict.fromkeys(names, Verdict.not_verified(f"interpret mode cannot simulate it: {error}"))
-    else:
-        if isinstance(evidence, str):
-            verdicts = dict.fromkeys(names, Verdict.not_verified(evidence))
-        else:
-            verdicts = {name: CHECKS[name].judge(evidence) for name in names}
-            entry = _entry(evidence, surface)
-    results = [Result(provider.name, surface.name, scenario.name, name, v) for name, v in verdicts.items()]
-    results[0] = replace(results[0], extra={MEASURED: entry})
-    return tuple(results)
+        verdicts = {name: CHECKS[name].judge(evidence) for name in names}
+        entry.update(_entry(evidence, surface))
+        return verdicts
+
+    subject = subject or Subject.of(provider.name, surface.name, scenario.name)
+    first, *others = subject.results(verdicts_or_why(names, judged))
+    return replace(first, measured=entry), *others
 
 
 def _entry(evidence: Evidence, surface: Surface) -> dict[str, object]:
@@ -111,7 +104,7 @@ def entries(results: Iterable[Result]) -> dict[tuple[str, str, str], Mapping[str
             reason = next(r.verdict.reason for r in mine if r.verdict.status == "not verified")
             found[case] = {"not_verified": reason}
         else:
-            found[case] = mine[0].extra[MEASURED]  # pyright: ignore[reportArgumentType]
+            found[case] = mine[0].measured
     return found
 
 

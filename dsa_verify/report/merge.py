@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Result
+from dsa_verify.evidence import KnownFailure, Result
 from dsa_verify.report.outcome import Outcome
-from dsa_verify.run.known_failures import KnownFailure
 from dsa_verify.run.partition import SHARDING, joined
 
 PROCESS = "process"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 from dsa_verify import SCHEMA
 from dsa_verify.errors import Exit
-from dsa_verify.evidence import Result
-from dsa_verify.run.known_failures import KnownFailure, stale_message
+from dsa_verify.evidence import KnownFailure, Result
+from dsa_verify.run.known_failures import stale_message
 from dsa_verify.run.partition import Shard
 
 STATUSES = ("accepted", "rejected", "not verified")
@@ -38,8 +38,8 @@ class Outcome:
         """The known failures that showed, with the rejections each accounts for."""
         seen: dict[KnownFailure, list[Result]] = {}
         for result in self.results:
-            if "known" in result.extra:
-                seen.setdefault(result.extra["known"], []).append(result)  # pyright: ignore[reportArgumentType]
+            if result.known is not None:
+                seen.setdefault(result.known, []).append(result)
         return seen
 
     @property
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> Exit:
-        if any("broke" in result.extra for result in self.results):
+        if any(result.broke for result in self.results):
             return Exit.BROKE
         if self.counts["rejected"] or self.stale:
             return Exit.REJECTED
@@ -103,9 +103,9 @@ def _record(result: Result) -> dict[str, object]:
 def _more(result: Result) -> dict[str, object]:
     """What only some results have: the known failure that forgave a rejection and what was found, a traceback, where a
     rejection lies."""
-    more: dict[str, object] = {key: result.extra[key] for key in ("found", "broke") if key in result.extra}
-    if isinstance(entry := result.extra.get("known"), KnownFailure):
-        more["known"] = entry.id
+    more: dict[str, object] = {name: text for name in ("found", "broke") if (text := getattr(result, name))}
+    if result.known is not None:
+        more["known"] = result.known.id
     if result.verdict.heatmap is not None:
         more["heatmap"] = asdict(result.verdict.heatmap)
     return more

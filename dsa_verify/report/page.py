@@ -80,7 +80,7 @@ def page(outcome: Outcome, history: Path | None = None, parts: Sequence[PageSect
         more=max(0, len(rejected) - MOST),
         stale=[stale_message(entry) for entry in outcome.stale],
         not_verified=not_verified(outcome.results),
-        known=[(entry, results, results[0].extra.get("found", "")) for entry, results in outcome.known.items()],
+        known=[(entry, results, results[0].found) for entry, results in outcome.known.items()],
         history=history is not None,
         parts=parts,
         absent=[name for name in PARTS if name not in {part.name for part in parts}],
@@ -146,7 +146,7 @@ def not_verified(results: Sequence[Result]) -> list[tuple[str, int, str]]:
     """Reason, how many checks, and where; the most frequent first."""
     reasons: dict[str, list[Result]] = {}
     for result in results:
-        if result.verdict.status == "not verified" and "known" not in result.extra:
+        if result.verdict.status == "not verified" and result.known is None:
             reasons.setdefault(result.verdict.reason, []).append(result)
     places = {
         reason: ", ".join(dict.fromkeys(f"{one.provider} {one.surface}" for one in some))

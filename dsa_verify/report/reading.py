@@ -7,9 +7,9 @@ from typing import Any
 
 from dsa_verify import SCHEMA
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
+from dsa_verify.evidence import Heatmap, HeatmapRow, KnownFailure, Result, Verdict
 from dsa_verify.report.outcome import STATUSES, Outcome
-from dsa_verify.run.known_failures import KnownFailure, stale_message
+from dsa_verify.run.known_failures import stale_message
 from dsa_verify.run.partition import Shard
 
 HEATMAPS = ("selection", "share")
@@ -53,13 +53,12 @@ def _result(record: dict[str, Any], entries: list[KnownFailure]) -> Result:
     if status not in STATUSES:
         raise ValueError(f"verdict {record['verdict']!r}")
     share = None if record["share"] is None else float(record["share"])
-    extra: dict[str, object] = {key: record[key] for key in ("found", "broke") if key in record}
-    if "known" in record:
-        extra["known"] = _forgiving(record, entries)
+    known = _forgiving(record, entries) if "known" in record else None
+    broke, was = (str(record.get(key, "")) for key in ("broke", "found"))
     provider, surface, scenario, check = (str(record[key]) for key in ("provider", "surface", "scenario", "check"))
     verdict = Verdict(status, str(record["reason"]), share, _heatmap(record))  # pyright: ignore[reportArgumentType]
     seconds, reproduce = float(record["seconds"]), str(record["reproduce"])
-    return Result(provider, surface, scenario, check, verdict, seconds, reproduce, extra)
+    return Result(provider, surface, scenario, check, verdict, seconds, reproduce, broke, known, was)
 
 
 def _heatmap(record: dict[str, Any]) -> Heatmap | None:

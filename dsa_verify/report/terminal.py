@@ -119,7 +119,7 @@ def _rejections(outcome: Outcome) -> Iterator[Text]:
 def _not_verified(outcome: Outcome) -> Iterator[Text]:
     reasons: dict[str, list[Result]] = {}
     for result in outcome.results:
-        if result.verdict.status == "not verified" and "known" not in result.extra:
+        if result.verdict.status == "not verified" and result.known is None:
             reasons.setdefault(result.verdict.reason, []).append(result)
     if reasons:
         yield Text("not verified, and why", style="bold")
@@ -135,7 +135,7 @@ def _known(outcome: Outcome) -> Iterator[Text]:
     for entry, results in outcome.known.items():
         yield Text(f"{len(results):6}  {entry.id}: {entry.reason} ({_places(results)})")
         yield Text(f"        smallest input: {entry.smallest}")
-        yield Text(f"        found: {results[0].extra['found']}")
+        yield Text(f"        found: {results[0].found}")
         if entry.link:
             yield Text(f"        {entry.link}")
     if outcome.known:

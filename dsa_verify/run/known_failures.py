@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
@@ -11,36 +11,9 @@ from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS
 from dsa_verify.contract import SURFACES
 from dsa_verify.errors import ConfigError, unknown_name
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import KnownFailure, Result, Verdict
 
 WHEN = ("interpret", "native")
-
-
-@dataclass(frozen=True)
-class KnownFailure:
-    """One entry.
-
-    id: `surface/scenario-glob/check`; a check of `*` is any.
-    reason: what is wrong, in a sentence. smallest: the smallest input that shows it. link: where it was reported.
-    when: how kernels must run for it to show, `interpret` or `native`; either when empty.
-    provider: whose failure it is; any provider's when empty.
-    """
-
-    id: str
-    reason: str
-    smallest: str
-    link: str = ""
-    when: str = ""
-    provider: str = ""
-
-    def matches(self, result: Result) -> bool:
-        surface, scenario, check = self.id.split("/")
-        return (
-            self.provider in ("", result.provider)
-            and surface == result.surface
-            and fnmatchcase(result.scenario, scenario)
-            and check in ("*", result.check)
-        )
 
 
 def load(providers: Iterable[str], file: Path | None = None) -> tuple[KnownFailure, ...]:
@@ -121,7 +94,7 @@ def applicable(entries: Iterable[KnownFailure], *, native: bool) -> tuple[KnownF
 
 
 def forgive(results: Iterable[Result], entries: Sequence[KnownFailure]) -> list[Result]:
-    """The results, with rejections that match an entry not verified; `extra` keeps the entry and what was found.
+    """The results, with rejections that match an entry not verified; they keep the entry and what was found.
 
     A case in which the suite itself broke is never forgiven.
     """
@@ -130,10 +103,10 @@ def forgive(results: Iterable[Result], entries: Sequence[KnownFailure]) -> list[
 
 def _forgiven(result: Result, entries: Sequence[KnownFailure]) -> Result:
     entry = next((entry for entry in entries if entry.matches(result)), None)
-    if entry is None or result.verdict.status != "rejected" or "broke" in result.extra:
+    if entry is None or result.verdict.status != "rejected" or result.broke:
         return result
     verdict = Verdict.not_verified(f"known failure: {entry.reason}")
-    return replace(result, verdict=verdict, extra={**result.extra, "known": entry, "found": result.verdict.reason})
+    return replace(result, verdict=verdict, known=entry, found=result.verdict.reason)
 
 
 def tally(results: Iterable[Result], entries: Sequence[KnownFailure]) -> dict[KnownFailure, bool]:

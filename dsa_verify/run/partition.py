@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import KnownFailure, Result, Verdict
 from dsa_verify.run import suite
-from dsa_verify.run.known_failures import KnownFailure
 from dsa_verify.run.suite import Case
 
 LEAST = 1e-6
@@ -145,6 +144,6 @@ def _join(parts: Sequence[Result]) -> Result:
     verdict = worst([part.verdict for part in parts])
     blamed = [part for part in parts if part.verdict.status == verdict.status]
     reasons = dict.fromkeys(part.verdict.reason for part in blamed)
-    extra = next((part.extra for part in blamed if "broke" in part.extra), blamed[0].extra)
+    broke = next((part.broke for part in blamed if part.broke), "")
     verdict = replace(verdict, reason="; ".join(reasons))
-    return replace(blamed[0], verdict=verdict, seconds=max(part.seconds for part in parts), extra=extra)
+    return replace(blamed[0], verdict=verdict, seconds=max(part.seconds for part in parts), broke=broke)

@@ -17,13 +17,13 @@ from dsa_verify.batch import Batch, Scenario
 from dsa_verify.batch.poison import repoisoned
 from dsa_verify.checks import CHECKS, INVARIANCES, checks_for
 from dsa_verify.contract import Kernel, Provider, Surface, surface_named
-from dsa_verify.errors import DsaVerifyError, NotSimulated, ProviderError
-from dsa_verify.evidence import Evidence, Expected, Result, Run, Verdict
+from dsa_verify.errors import DsaVerifyError
+from dsa_verify.evidence import Evidence, Expected, Result, Run, Subject, Verdict
 from dsa_verify.run import distributed, mesh, suite
 from dsa_verify.run.mesh import DevicePart, Grid
 from dsa_verify.run.partition import SHARDING, worst
 from dsa_verify.run.suite import Case
-from dsa_verify.run.verify import batch_of
+from dsa_verify.run.verify import batch_of, kernel_for, verdicts_or_why
 
 QUICK = INVARIANCES["invariance:composition"].quick
 """The quick scenarios that run sharded, as globs: requests of unequal length, a mixed step, a decode."""
@@ -49,42 +49,36 @@ def run_cases(
         scenario = suite.scenario_table(document)[case.scenario]
         if applies(scenario):
             distributed.barrier(f"run {case.name}")
-            result = verify(surface_named(case.surface), suite.load(case.provider, provider_path), scenario, grid)
-            reproduce = f"{suite.reproduction(case, provider_path, document)} --mesh {grid}"
-            found.append(replace(result, provider=case.provider, reproduce=reproduce))
+            subject = suite.subject_of(case, provider_path, document, "--mesh", str(grid))
+            provider = suite.load(case.provider, provider_path)
+            found.append(verify(surface_named(case.surface), provider, scenario, grid, subject))
     return found
 
 
-def verify(surface: Surface, provider: Provider, scenario: Scenario, grid: Grid) -> Result:
+def verify(surface: Surface, provider: Provider, scenario: Scenario, grid: Grid, subject: Subject) -> Result:
     """Run one kernel over all devices and judge what this process can address of it.
 
-    A kernel that raises or returns something unusable is rejected, a fault of the suite too, with `broke` in `extra`:
-    other processes are to go on. Raises `DsaVerifyError` for bad input.
+    A kernel that raises or returns something unusable is rejected, a fault of the suite too, with `broke`: other
+    processes are to go on. Raises `DsaVerifyError` for bad input.
     """
-    start, extra = time.perf_counter(), {}
+    start, broke = time.perf_counter(), ""
     try:
-        verdict = _judge(surface, provider, scenario, grid)
-    except ProviderError as error:
-        verdict = Verdict.rejected(str(error))
-    except NotSimulated as error:
-        verdict = Verdict.not_verified(f"interpret mode cannot simulate it: {error}")
+        judged = verdicts_or_why([SHARDING], lambda: {SHARDING: _judge(surface, provider, scenario, grid)})
+        verdict = judged[SHARDING]
     except DsaVerifyError:
         raise
     except Exception as error:
         verdict = Verdict.rejected(f"the suite broke: {type(error).__name__}: {error}")
-        extra = {"broke": traceback.format_exc()}
+        broke = traceback.format_exc()
     place = distributed.here()
     if verdict.reason and verdict.status == "rejected" and place.of > 1:
         verdict = replace(verdict, reason=f"{place}: {verdict.reason}")
-    seconds = time.perf_counter() - start
-    return Result(provider.name, surface.name, scenario.name, SHARDING, verdict, seconds, extra=extra)
+    (result,) = subject.results({SHARDING: verdict}, time.perf_counter() - start, broke)
+    return result
 
 
 def _judge(surface: Surface, provider: Provider, scenario: Scenario, grid: Grid) -> Verdict:
-    kernel = provider.kernels.get(surface.name)
-    if kernel is None:
-        reason = provider.missing.get(surface.name, f"{provider.name} does not provide {surface.name}")
-        return Verdict.not_verified(reason)
+    kernel = kernel_for(surface, provider, [])
     batches = steps(scenario, grid.data, kernel.promise.finite_memory)
     heads = batches[0].ql_nope.shape[1]
     if surface.attends and heads % grid.tensor:

@@ -77,7 +77,7 @@ def _cases(seed: int, providers: Sequence[str], surfaces: Sequence[str]) -> Iter
 def _shrink_all(results: Sequence[Result], work: Callable[[Case], tuple[Result, ...]]) -> list[Result]:
     first: dict[tuple[str, str, str], Result] = {}
     for result in results:
-        if result.verdict.status == "rejected" and "broke" not in result.extra:
+        if result.verdict.status == "rejected" and not result.broke:
             first.setdefault((result.provider, result.surface, result.check), result)
     return [smallest for result in list(first.values())[:SHRUNK] for smallest in shrink(result, work)]
 
@@ -97,4 +97,4 @@ def shrink(failed: Result, work: Callable[[Case], tuple[Result, ...]]) -> tuple[
         still = tuple(r for r in judged if r.check == failed.check and r.verdict.status == "rejected")
         if still:
             best, candidates = still, smaller(candidate)
-    return tuple(replace(result, extra={**result.extra, "shrunk_from": failed.scenario}) for result in best)
+    return tuple(replace(result, shrunk_from=failed.scenario) for result in best)

@@ -1,14 +1,14 @@
 """Plan many cases and run them: every static shape is compiled once, by one of a few worker processes."""
 
 import os
-import shlex
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Protocol
 
 from dsa_verify.batch import Scenario
 from dsa_verify.batch.soak import is_soak
@@ -17,14 +17,19 @@ from dsa_verify.batch.values import word_ids
 from dsa_verify.checks import checks_for
 from dsa_verify.contract import SURFACES, Provider, Surface, surface_named
 from dsa_verify.errors import ConfigError, DsaVerifyError, unknown_name
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import Result, Subject, Verdict
 from dsa_verify.kernels.providers import load_provider, provider_names
 from dsa_verify.run import workers
 
 DEFAULT_PROVIDERS = ("builtin", "jnp")
 
-Judge = Callable[[Surface, Provider, Scenario], tuple[Result, ...]]
-"""What is made of one case: `verify`, or a function of a module that does less or other things with it."""
+
+class Judge(Protocol):
+    """What is made of one case: `verify`, or a function of a module that does less or other things with it."""
+
+    def __call__(
+        self, surface: Surface, provider: Provider, scenario: Scenario, *, subject: Subject
+    ) -> tuple[Result, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -134,12 +139,11 @@ def provenance(providers: Iterable[str], path: Path | None = None) -> dict[str, 
     return {"dsa_verify": dsa_verify.__version__, **environment(), "providers": versions}
 
 
-def reproduction(case: Case, provider_path: Path | None = None, document: Path | None = None) -> str:
-    """The one command that runs a case again."""
-    words = ["--provider", case.provider, "--surface", case.surface, "--scenario", case.scenario]
-    words += ["--provider-path", str(provider_path)] if provider_path else []
-    words += ["--document", str(document)] if document else []
-    return shlex.join(["dsa-verify", "parity", *words])
+def subject_of(case: Case, provider_path: Path | None = None, document: Path | None = None, *more: str) -> Subject:
+    """How the results of a case name it, with the options that it was run with; `more` of them at the end."""
+    options = ["--provider-path", str(provider_path)] if provider_path else []
+    options += ["--document", str(document)] if document else []
+    return Subject.of(case.provider, case.surface, case.scenario, [*options, *more])
 
 
 def judge_case(
@@ -147,33 +151,27 @@ def judge_case(
 ) -> tuple[Result, ...]:
     """Verify one case in this process, by every check or as `judge` does.
 
-    A fault of the suite itself is a rejection whose `extra` has `broke`, so that one case cannot end a run.
+    A fault of the suite itself is a rejection that has `broke`, so that one case cannot end a run.
     Raises `DsaVerifyError` for bad input: a provider that cannot be loaded, a call that breaks a contract.
     """
     from dsa_verify.run.verify import verify
 
     surface, provider = surface_named(case.surface), load(case.provider, provider_path)
     scenario = scenario_table(document)[case.scenario]
-    reproduce = reproduction(case, provider_path, document)
+    subject = subject_of(case, provider_path, document)
     try:
-        results = (judge or verify)(surface, provider, scenario)
+        return (judge or verify)(surface, provider, scenario, subject=subject)
     except DsaVerifyError:
         raise
     except Exception as error:
-        reason = f"the suite broke: {type(error).__name__}: {error}"
-        return _unjudged(case, reason, reproduce, traceback.format_exc())
-    return tuple(replace(result, provider=case.provider, reproduce=reproduce) for result in results)
+        return _unjudged(subject, f"the suite broke: {type(error).__name__}: {error}", traceback.format_exc())
 
 
-def _unjudged(case: Case, reason: str, reproduce: str, broke: str) -> tuple[Result, ...]:
+def _unjudged(subject: Subject, reason: str, broke: str) -> tuple[Result, ...]:
     """Rejections by every check, for a case that left no evidence to judge."""
-    surface = surface_named(case.surface)
+    surface = surface_named(subject.surface)
     names = checks_for(attends=surface.attends, selects=surface.selects, writes=surface.writes)
-    verdict, extra = Verdict.rejected(reason), {"broke": broke}
-    return tuple(
-        Result(case.provider, case.surface, case.scenario, name, verdict, reproduce=reproduce, extra=extra)
-        for name in names
-    )
+    return subject.results(dict.fromkeys(names, Verdict.rejected(reason)), broke=broke)
 
 
 def run_cases(
@@ -194,7 +192,7 @@ def run_cases(
       on_result: called with each case and its results as they come.
       judge: what is made of each case; `verify` by default. Worker processes import it by name.
 
-    A case whose worker process dies is rejected, and its results' `extra` has `broke`. Raises `DsaVerifyError` for
+    A case whose worker process dies is rejected, and its results have `broke`. Raises `DsaVerifyError` for
     bad input, as `judge_case` does.
     """
     work = partial(judge_case, provider_path=provider_path, document=document, judge=judge)
@@ -215,10 +213,10 @@ def results_of(
     provider_path: Path | None = None,
     document: Path | None = None,
 ) -> tuple[Result, ...]:
-    """What a worker made of a case; rejections whose `extra` has `broke` if it died of it."""
+    """What a worker made of a case; rejections that have `broke` if it died of it."""
     if isinstance(answer, workers.WorkerDied):
         reason = f"{answer} while it ran this case"
-        return _unjudged(case, reason, reproduction(case, provider_path, document), str(answer))
+        return _unjudged(subject_of(case, provider_path, document), reason, str(answer))
     return answer
 
 

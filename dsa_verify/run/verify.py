@@ -6,7 +6,7 @@ that a check asks for. The oracle says what the answer is. Each check looks at a
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,45 +17,51 @@ from dsa_verify.batch.poison import neighbours_changed, repoisoned
 from dsa_verify.batch.variants import Variant
 from dsa_verify.checks import CHECKS, checks_for, invariances_for
 from dsa_verify.contract import Kernel, Provider, Surface, check_call, surface_named
-from dsa_verify.errors import NotSimulated, ProviderError, RuntimeUnsupported
-from dsa_verify.evidence import Evidence, Rerun, Result, Run, Verdict
+from dsa_verify.errors import NotSimulated, OutOfReach, ProviderError, RuntimeUnsupported
+from dsa_verify.evidence import Evidence, Rerun, Result, Run, Subject, Verdict
 
 
 def verify(
-    surface: Surface, provider: Provider, scenario: Scenario, only: Collection[str] = tuple(CHECKS)
+    surface: Surface,
+    provider: Provider,
+    scenario: Scenario,
+    only: Collection[str] = tuple(CHECKS),
+    subject: Subject | None = None,
 ) -> tuple[Result, ...]:
     """Run one kernel on one scenario and judge it by every check that applies to them, or by `only` some of these.
 
     A kernel that raises, or returns something unusable, is rejected by all of them with its message; one that is absent
-    or out of its stated limits is not verified, with the reason.
+    or out of its stated limits is not verified, with the reason. subject: how the results name what they are about.
     """
     start = time.perf_counter()
     applicable = checks_for(attends=surface.attends, selects=surface.selects, writes=surface.writes)
     applicable += invariances_for(surface.name, scenario.name, scenario.tier)
     names = tuple(name for name in applicable if name in only)
+    verdicts = verdicts_or_why(names, lambda: judge(surface, provider, scenario, names))
+    subject = subject or Subject.of(provider.name, surface.name, scenario.name)
+    return subject.results(verdicts, time.perf_counter() - start)
+
+
+def verdicts_or_why(names: Collection[str], judged: Callable[[], dict[str, Verdict]]) -> dict[str, Verdict]:
+    """The verdicts of `judged()`; where it raises instead, one for all the named checks, with the reason."""
     try:
-        verdicts = judge(surface, provider, scenario, names)
+        return judged()
     except ProviderError as error:
-        verdicts = dict.fromkeys(names, Verdict.rejected(str(error)))
+        verdict = Verdict.rejected(str(error))
+    except OutOfReach as error:
+        verdict = Verdict.not_verified(str(error))
     except NotSimulated as error:
-        verdicts = dict.fromkeys(names, Verdict.not_verified(f"interpret mode cannot simulate it: {error}"))
-    seconds = (time.perf_counter() - start) / max(1, len(names))
-    reproduce = f"dsa-verify parity --provider {provider.name} --surface {surface.name} --scenario {scenario.name}"
-    return tuple(
-        Result(provider.name, surface.name, scenario.name, name, verdict, seconds, reproduce)
-        for name, verdict in verdicts.items()
-    )
+        verdict = Verdict.not_verified(f"interpret mode cannot simulate it: {error}")
+    return dict.fromkeys(names, verdict)
 
 
 def judge(surface: Surface, provider: Provider, scenario: Scenario, names: tuple[str, ...]) -> dict[str, Verdict]:
     """The verdict of each named check, save those that ask for a variant which the batch does not have, or for a
     promise that the kernel does not make.
 
-    Raises `ProviderError` when the kernel gives nothing that could be judged.
+    Raises `ProviderError` when the kernel gives nothing that could be judged, `OutOfReach` when it is not asked.
     """
     evidence = gather(surface, provider, scenario, names)
-    if isinstance(evidence, str):
-        return dict.fromkeys(names, Verdict.not_verified(evidence))
     asked = (name for name in names if CHECKS[name].variant is None or name in evidence.reruns)
     return {name: CHECKS[name].verdict(evidence) for name in asked if CHECKS[name].promised(evidence.promise)}
 
@@ -68,17 +74,13 @@ def batch_of(scenario: Scenario) -> Batch:
     return batch
 
 
-def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Collection[str]) -> Evidence | str:
-    """What the kernel answers in its base run and those that the named checks look at, beside the oracle; or why it is
-    not asked.
+def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Collection[str]) -> Evidence:
+    """What the kernel answers in its base run and those that the named checks look at, beside the oracle.
 
-    Raises `ProviderError` when the kernel gives nothing that could be judged.
+    Raises `ProviderError` when the kernel gives nothing that could be judged, `OutOfReach` when it is not asked.
     """
     batch = batch_of(scenario)
-    kernel = provider.kernels.get(surface.name)
-    reason = _out_of_reach(surface, provider, kernel, batch)
-    if kernel is None or reason is not None:
-        return reason or "not provided"
+    kernel = kernel_for(surface, provider, [batch])
     finite = kernel.promise.finite_memory
     batch = repoisoned(batch, finite=True, seed=0) if finite else batch
     wanted = {run for name in names for run in CHECKS[name].runs}
@@ -98,11 +100,11 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Coll
 def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
     """Run a variant step by step, each step on the cache that the one before it left."""
     surface = surface if variant.surface is None else surface_named(variant.surface)
-    kernel = provider.kernels.get(surface.name)
     batches = [step.batch for step in variant.steps]
-    reasons = [_out_of_reach(surface, provider, kernel, batch) for batch in batches]
-    if kernel is None or any(reasons):
-        return Rerun(variant, absent=next(reason for reason in reasons if reason))
+    try:
+        kernel = kernel_for(surface, provider, batches)
+    except OutOfReach as error:
+        return Rerun(variant, absent=str(error))
     if variant.surface is not None and kernel.promise.finite_memory:
         batches = [repoisoned(batch, finite=True, seed=0) for batch in batches]
     runs: list[Run] = []
@@ -119,13 +121,17 @@ def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
     return Rerun(variant, tuple(runs), reference, answers, kernel.promise)
 
 
-def _out_of_reach(surface: Surface, provider: Provider, kernel: Kernel | None, batch: Batch) -> str | None:
-    """Why this case cannot be verified, if it cannot."""
-    if surface.decode_only and batch.mode != "decode":
-        return "this surface takes decode batches only"
+def kernel_for(surface: Surface, provider: Provider, batches: Sequence[Batch]) -> Kernel:
+    """The kernel that takes all these batches. Raises `OutOfReach` with the reason if there is none."""
+    if surface.decode_only and any(batch.mode != "decode" for batch in batches):
+        raise OutOfReach("this surface takes decode batches only")
+    kernel = provider.kernels.get(surface.name)
     if kernel is None:
-        return provider.missing.get(surface.name, f"{provider.name} does not provide {surface.name}")
-    return kernel.limits(batch)
+        raise OutOfReach(provider.missing.get(surface.name, f"{provider.name} does not provide {surface.name}"))
+    for batch in batches:
+        if reason := kernel.limits(batch):
+            raise OutOfReach(reason)
+    return kernel
 
 
 def execute(

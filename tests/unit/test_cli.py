@@ -18,10 +18,9 @@ from dsa_verify.checks import CHECKS
 from dsa_verify.cli import main
 from dsa_verify.commands import machine
 from dsa_verify.contract import SURFACES
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import KnownFailure, Result, Verdict
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.run import suite
-from dsa_verify.run.known_failures import KnownFailure
 
 SINGLE = "single-prefill-p16-f32"
 STALE = """
@@ -105,7 +104,7 @@ def test_page_size_of_24_exits_2(monkeypatch):
 
 
 def test_fault_of_the_suite_exits_3_with_its_traceback_on_stderr(monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise AssertionError("an oracle without an answer")
 
     monkeypatch.setattr("dsa_verify.run.verify.verify", broken)
@@ -290,7 +289,7 @@ def test_exit_code_of_a_crash_outranks_rejections_and_stale_entries():
     ok, bad = Verdict.accepted(), Verdict.rejected("far off")
     stale = (KnownFailure("dense_mla/*/parity", "r", "s"),)
     result = Result("jnp", "dense_mla", SINGLE, "parity", bad)
-    crashed = dataclasses.replace(result, extra={"broke": "the worker process died"})
+    crashed = dataclasses.replace(result, broke="the worker process died")
     fine = dataclasses.replace(result, verdict=ok)
     for results, code in [((fine,), 0), ((fine, result), 1), ((result, crashed), 3), ((), 4)]:
         assert Outcome("", 0.0, {}, results).exit_code == code

@@ -278,7 +278,7 @@ def test_bytes_moved_in_vain_are_a_drift_and_saved_ones_are_only_written():
 
     def entry(provider):
         results = measure.measure(SURFACES[mutant.surface], provider, SCENARIOS[mutant.scenario])
-        return results[0].extra[measure.MEASURED]
+        return results[0].measured
 
     right, wasteful = entry(suite.load("builtin")), entry(mutant.load())
     assert 1.0 <= right["moved"]["least"] < wasteful["moved"]["least"]
@@ -295,7 +295,7 @@ def test_sparse_attention_moves_less_than_dense_would():
     results = measure.measure(
         SURFACES["sparse_mla_prefill"], suite.load("builtin"), SCENARIOS["single-extend-p64-bf16"]
     )
-    moved = results[0].extra[measure.MEASURED]["moved"]
+    moved = results[0].measured["moved"]
     assert moved["dense"] < 0.5 <= 1.0 <= moved["least"] < 1.5
 
 
@@ -338,7 +338,7 @@ def test_a_step_of_padding_alone_has_a_record(folder):
 def test_a_step_with_nothing_to_choose_misses_nothing():
     scenario = SCENARIOS["padding-everything-p16-f32"]
     results = measure.measure(SURFACES[SELECTING], suite.load("jnp"), scenario)
-    assert results[0].extra[measure.MEASURED]["share"] == {"missed": 0.0, "score": 0.0}
+    assert results[0].measured["share"] == {"missed": 0.0, "score": 0.0}
 
 
 def test_rejected_kernel_fails_a_check_and_stops_an_update(folder):

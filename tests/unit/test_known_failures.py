@@ -17,8 +17,8 @@ when = "interpret"
 """
 
 
-def result(check="races", status="rejected", scenario="decode-one-d16-bf16", provider="theirs", **extra):
-    return Result(provider, "dense_mla", scenario, check, Verdict(status, "row 98 of 98"), extra=extra)
+def result(check="races", status="rejected", scenario="decode-one-d16-bf16", provider="theirs", **more):
+    return Result(provider, "dense_mla", scenario, check, Verdict(status, "row 98 of 98"), **more)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def entries():
 def test_rejection_that_matches_is_not_verified_and_keeps_what_was_found(entries):
     (forgiven,) = known_failures.forgive([result()], entries)
     assert forgiven.verdict == Verdict.not_verified("known failure: reads one row past its buffer")
-    assert forgiven.extra == {"known": entries[0], "found": "row 98 of 98"}
+    assert (forgiven.known, forgiven.found) == (entries[0], "row 98 of 98")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import KnownFailure, Result, Verdict
 from dsa_verify.run import partition, suite
-from dsa_verify.run.known_failures import KnownFailure
 
 PLAN = suite.plan()
 CHOSEN = [

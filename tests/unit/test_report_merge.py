@@ -8,11 +8,10 @@ from click.testing import CliRunner
 
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
-from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
+from dsa_verify.evidence import Heatmap, HeatmapRow, KnownFailure, Result, Verdict
 from dsa_verify.report.merge import merge
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.reading import outcome, read
-from dsa_verify.run.known_failures import KnownFailure
 from dsa_verify.run.partition import Shard
 
 GOOD, BAD = Verdict.accepted(0.5), Verdict.rejected("far off", 3.0)
@@ -21,8 +20,8 @@ ENTRY = KnownFailure("dense_mla/single-*/parity", "rounds twice", "one token", p
 PROVENANCE = {"jax": "1", "providers": {"jnp": "0", "builtin": "0"}}
 
 
-def result(scenario="single-prefill-p16-f32", verdict=GOOD, surface="dense_mla", provider="jnp", **extra):
-    return Result(provider, surface, scenario, "parity", verdict, 0.25, "dsa-verify parity", extra)
+def result(scenario="single-prefill-p16-f32", verdict=GOOD, surface="dense_mla", provider="jnp", **more):
+    return Result(provider, surface, scenario, "parity", verdict, 0.25, "dsa-verify parity", **more)
 
 
 def run(*results, **changes):

@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from dsa_verify.cli import main
-from dsa_verify.evidence import Result, Verdict
+from dsa_verify.evidence import KnownFailure, Result, Verdict
 from dsa_verify.report import history
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import MOST, page
-from dsa_verify.run.known_failures import KnownFailure
 
 SCENARIO = "single-prefill-p16-f32"
 REASON = (
@@ -23,8 +22,8 @@ ENTRY = KnownFailure("dense_mla/single-*/cache", "rounds twice", "one token")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
-def result(verdict, check="parity", surface="dense_mla", scenario=SCENARIO, **extra):
-    return Result("jnp", surface, scenario, check, verdict, 0.25, REPRODUCE, extra)
+def result(verdict, check="parity", surface="dense_mla", scenario=SCENARIO, **more):
+    return Result("jnp", surface, scenario, check, verdict, 0.25, REPRODUCE, **more)
 
 
 def run(*results, **more):

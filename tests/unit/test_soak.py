@@ -73,7 +73,7 @@ def test_failure_shrinks_to_the_smallest_batch():
     (smallest,) = soak.shrink(failed, work)
     (request,) = SCENARIOS[smallest.scenario].requests
     assert request.kv_len == 21
-    assert smallest.scenario.startswith(f"{name}:") and smallest.extra["shrunk_from"] == name
+    assert smallest.scenario.startswith(f"{name}:") and smallest.shrunk_from == name
 
 
 def test_request_without_new_tokens_keeps_its_length_of_zero():
