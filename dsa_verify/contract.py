@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -203,12 +203,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Provider:
-    """A set of implementations of surfaces; `missing` says why it lacks a surface."""
+    """A set of implementations of surfaces; `missing` says why it lacks a surface.
+
+    helpers: what a serving backend calls beside the surfaces, by name: `write_rows(rows, pool, out_cache_loc)`, which
+    writes index keys, and `sparse_mla_tokens`, attention of single tokens.
+    """
 
     name: str
     version: str
     kernels: Mapping[str, Kernel]
     missing: Mapping[str, str] = field(default_factory=dict)
+    helpers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -256,31 +261,34 @@ def check_call(surface: Surface, arrays: Mapping[str, Any], statics: Mapping[str
         if (dtype == "int32") != (name in _INTEGERS):
             wanted = "int32" if name in _INTEGERS else "a float dtype"
             raise ContractError(f"{surface.name}: {name} is {dtype}, expected {wanted}.")
+    for problem in _axis_problems(surface, axes):
+        raise ContractError(f"{surface.name}{problem}")
+    return axes
+
+
+def _axis_problems(surface: Surface, axes: Mapping[str, int]) -> Iterator[str]:
+    """What is wrong with lengths that each array has rightly for itself; the first one is reported."""
     page_size = axes.get("page_size", PAGE_MULTIPLE)
     if page_size % PAGE_MULTIPLE:
-        raise ContractError(
-            f"{surface.name}: page size {page_size} is not a multiple of {PAGE_MULTIPLE}, so a memory tile would "
-            f"straddle two pages; use 16, 32, 64 or 128."
+        yield (
+            f": page size {page_size} is not a multiple of {PAGE_MULTIPLE}, so a memory tile would straddle two pages; "
+            f"use 16, 32, 64 or 128."
         )
     if "latent_width" in axes:
         wanted = align(axes["kv_lora_rank"], LANES) + align(axes["qk_rope_head_dim"], LANES)
         if axes["latent_width"] != wanted:
-            raise ContractError(
-                f"{surface.name}: cache_kv rows are {axes['latent_width']} wide, expected {wanted}: "
-                f"kv_lora_rank {axes['kv_lora_rank']} and qk_rope_head_dim {axes['qk_rope_head_dim']}, each "
-                f"padded to {LANES} lanes."
+            yield (
+                f": cache_kv rows are {axes['latent_width']} wide, expected {wanted}: kv_lora_rank "
+                f"{axes['kv_lora_rank']} and qk_rope_head_dim {axes['qk_rope_head_dim']}, each padded to {LANES} lanes."
             )
     heads_width = axes.get("index_n_heads", 0) * axes.get("index_head_dim", 0)
     if axes.get("index_heads_width", heads_width) != heads_width:
-        raise ContractError(
-            f"{surface.name}: wq_b has {axes['index_heads_width']} rows, expected {heads_width}: one for each of "
+        yield (
+            f": wq_b has {axes['index_heads_width']} rows, expected {heads_width}: one for each of "
             f"{axes['index_head_dim']} dimensions of {axes['index_n_heads']} heads."
         )
     if surface.decode_only and axes["tokens"] != axes["seqs"]:
-        raise ContractError(
-            f"{surface.name} takes one query a sequence, found {axes['tokens']} tokens for {axes['seqs']} sequences."
-        )
-    return axes
+        yield f" takes one query a sequence, found {axes['tokens']} tokens for {axes['seqs']} sequences."
 
 
 def _axis_lengths(surface: Surface, arrays: Mapping[str, Any]) -> dict[str, int]:

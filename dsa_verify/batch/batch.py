@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from dsa_verify.batch.indexer import IndexerWeights
+from dsa_verify.batch.ragged import due_places, mode_of, slots_of, written_by_another
 from dsa_verify.batch.requests import RESERVED_PAGE, page_count
 from dsa_verify.errors import BatchError
 from dsa_verify.shapes import IndexerConvention
@@ -93,10 +94,7 @@ class Batch:
     @property
     def mode(self) -> str:
         """`decode` when every sequence slot carries exactly one token, `extend` or `mixed` otherwise."""
-        if self.tokens == self.seqs and (self.q_lens == 1).all():
-            return "decode"
-        real = self.q_lens[self.kv_lens > 0]
-        return "mixed" if (real == 1).any() and (real > 1).any() else "extend"
+        return mode_of(self.tokens, self.q_lens, self.kv_lens)
 
     @cached_property
     def seq_of_token(self) -> np.ndarray:
@@ -129,11 +127,6 @@ class Batch:
 
     def replace(self, **changes) -> "Batch":
         return dataclasses.replace(self, **changes)
-
-
-def slots_of(pages: np.ndarray, kv_len: int, page_size: int) -> np.ndarray:
-    position = np.arange(kv_len)
-    return pages[position // page_size] * page_size + position % page_size
 
 
 def _problems(b: Batch):
@@ -189,7 +182,6 @@ def _length_problems(b: Batch):
 
 def _table_problems(b: Batch):
     pages = b.cache_kv.shape[0]
-    writers: dict[int, int] = {}
     for seq in range(b.seqs):
         used = b.page_table[seq, : page_count(int(b.kv_lens[seq]), b.page_size)]
         for at, page in enumerate(used.tolist()):
@@ -199,27 +191,16 @@ def _table_problems(b: Batch):
                 yield f"page_table[{seq}, {at}] is page {RESERVED_PAGE}, which the allocator reserves"
         if len(set(used.tolist())) != len(used):
             yield f"sequence {seq} maps a page twice: {used.tolist()}"
-        if b.q_lens[seq] and b.kv_lens[seq]:
-            first_new = (int(b.kv_lens[seq]) - int(b.q_lens[seq])) // b.page_size
-            writers.update({page: seq for page in used[first_new:].tolist()})
-    for seq in range(b.seqs):
-        used = b.page_table[seq, : page_count(int(b.kv_lens[seq]), b.page_size)]
-        for page in used.tolist():
-            if writers.get(page, seq) != seq:
-                yield f"sequence {seq} maps page {page}, which sequence {writers[page]} writes in this step"
+    yield from written_by_another(b)
 
 
 def _token_problems(b: Batch):
+    due = dict(zip(("positions", "out_cache_loc"), due_places(b), strict=True))
     for seq in range(b.seqs):
         start, stop = int(b.cu_q_lens[seq]), int(b.cu_q_lens[seq + 1])
-        new = np.arange(int(b.kv_lens[seq]) - (stop - start), int(b.kv_lens[seq]))
-        real = b.kv_lens[seq] > 0
-        positions = new if real else np.full(stop - start, -1)
-        locs = b.slots(seq)[new] if real and len(new) else np.full(stop - start, -1)
-        if (b.positions[start:stop] != positions).any():
-            yield f"positions[{start}:{stop}] of sequence {seq} must be {positions.tolist()}"
-        if (b.out_cache_loc[start:stop] != locs).any():
-            yield f"out_cache_loc[{start}:{stop}] of sequence {seq} must be {locs.tolist()}"
+        for name, whole in due.items():
+            if (getattr(b, name)[start:stop] != whole[start:stop]).any():
+                yield f"{name}[{start}:{stop}] of sequence {seq} must be {whole[start:stop].tolist()}"
     tail = slice(int(b.cu_q_lens[-1]), None)
     if (b.positions[tail] != -1).any() or (b.out_cache_loc[tail] != -1).any():
         yield f"tokens from {tail.start} on are padding; their positions and out_cache_loc must be -1"

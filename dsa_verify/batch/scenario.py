@@ -7,9 +7,10 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from dsa_verify.batch.batch import Batch, slots_of
+from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.indexer import hidden_states, indexer_weights
 from dsa_verify.batch.poison import poison_rows, poison_table
+from dsa_verify.batch.ragged import slots_of
 from dsa_verify.batch.requests import DECODE_PADDING, PADDING, Request, allocate, page_count, page_order
 from dsa_verify.batch.values import SELECT, TABLE, Content, Queries, Signal, stream
 from dsa_verify.errors import BatchError

@@ -68,15 +68,16 @@ def surface_of(name: str) -> Surface:
 
 def call_of(name: str, model: ModelShape, mesh: Any) -> Callable[..., Any]:
     """The layer as a function of its arrays by name, over the mesh."""
-    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend
+    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend, path_of
 
     program = LAYERS[name]
     layer = Layer("full", model.index_topk, model.sm_scale)
+    path = path_of(layer, program.mode, program.config, selected=False)
 
     def call(**arrays: Any) -> Any:
         inputs = Inputs(**_named(Inputs, arrays))
         caches, metadata = Caches(**_named(Caches, arrays)), Metadata(**_named(Metadata, arrays))
-        return attend(layer, program.mode, program.config, inputs, caches, metadata, None, mesh)
+        return attend(layer, path, program.config, inputs, caches, metadata, None, mesh)
 
     return call
 

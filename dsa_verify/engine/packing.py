@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsa_verify.batch.batch import slots_of
+from dsa_verify.batch.ragged import PADDING, mode_of, slots_of
 from dsa_verify.batch.requests import page_count
-from dsa_verify.engine.step import PADDING, Step, mode_of
+from dsa_verify.engine.step import Step
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Step: one ragged step as arrays of a static shape, and the Runner that answers it: the seam between engine and model.
 
-The conventions are those of `dsa_verify.batch.Batch`, without caches and values, which belong to the runner.
+It is a `dsa_verify.batch.ragged.RaggedStep` without caches and values, which belong to the runner.
 """
 
 from dataclasses import dataclass
@@ -8,12 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from dsa_verify.batch.batch import slots_of
+from dsa_verify.batch.ragged import PADDING, due_places, mode_of, written_by_another
 from dsa_verify.batch.requests import RESERVED_PAGE, page_count
 from dsa_verify.errors import EngineError
-
-PADDING = -1
-"""Position and cache location of a padding token; neither may be used as an index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +29,7 @@ class Step:
     page_table: np.ndarray  # i32[seqs, pages_per_seq]; unused entries are 0
     positions: np.ndarray  # i32[tokens]; -1 for padding
     out_cache_loc: np.ndarray  # i32[tokens]; page * page_size + offset, -1 for padding
-    mode: str  # decode, extend or mixed; what `mode_of` says
+    mode: str  # decode, extend or mixed; what `ragged.mode_of` says
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -70,14 +67,6 @@ class Runner(Protocol):
         Rows of padding sequences are undefined.
         """
         ...
-
-
-def mode_of(tokens: int, q_lens: np.ndarray, kv_lens: np.ndarray) -> str:
-    """The mode that a step's lengths amount to."""
-    if tokens == len(q_lens) and (q_lens == 1).all():
-        return "decode"
-    real = q_lens[kv_lens > 0]
-    return "mixed" if (real == 1).any() and (real > 1).any() else "extend"
 
 
 def _problems(s: Step):
@@ -119,32 +108,18 @@ def _length_problems(s: Step):
 
 
 def _table_problems(s: Step):
-    writer: dict[int, int] = {}
-    mapped = []
-    for seq, (kv_len, q_len) in enumerate(zip(s.kv_lens.tolist(), s.q_lens.tolist(), strict=True)):
+    for seq, kv_len in enumerate(s.kv_lens.tolist()):
         count = page_count(kv_len, s.page_size)
         used, unused = s.page_table[seq, :count].tolist(), s.page_table[seq, count:]
         if min(used, default=1) <= RESERVED_PAGE or len(set(used)) != len(used):
             yield f"sequence {seq} maps pages {used}, expected distinct pages above {RESERVED_PAGE}"
         if unused.any():
             yield f"page_table[{seq}, {count}:] is {unused.tolist()}, expected zeros: {kv_len} tokens use {count} pages"
-        written = used[(kv_len - q_len) // s.page_size :] if kv_len else []
-        writer.update(dict.fromkeys(written, seq))
-        mapped.append(used)
-    for seq, used in enumerate(mapped):
-        for page in used:
-            if writer.get(page, seq) != seq:
-                yield f"sequence {seq} maps page {page}, which sequence {writer[page]} writes in this step"
+    yield from written_by_another(s)
 
 
 def _token_problems(s: Step):
-    positions = np.full(len(s.tokens), PADDING)
-    locations = positions.copy()
-    for seq in np.flatnonzero(s.kv_lens):
-        rows, kv_len = slice(*s.cu_q_lens[seq : seq + 2].tolist()), int(s.kv_lens[seq])
-        first = kv_len - (rows.stop - rows.start)
-        positions[rows] = np.arange(first, kv_len)
-        locations[rows] = slots_of(s.page_table[seq], kv_len, s.page_size)[first:]
+    positions, locations = due_places(s)
     for name, expected in (("positions", positions), ("out_cache_loc", locations)):
         found = getattr(s, name)
         for at in np.flatnonzero(found != expected)[:1]:

@@ -1,7 +1,7 @@
 """The DSA attention backend: which kernels a layer runs in a step, what it writes, and what it hands to the next layer.
 
-One decision, made from what is static (`path_of`), then carried out (`attend`), so that the report of what ran cannot
-differ from what ran:
+One decision, made from what is static (`paths_of`), handed to the report and to what carries it out (`attend`), so that
+the report of what ran cannot differ from what ran:
 
     layer              mode            attention                     selection
     full, no indexer   any             dense_mla                     none; shared layers behind it have nothing to reuse
@@ -16,13 +16,15 @@ takes its decodes as extends of one token. Source of these rules: SGLang-JAX, sr
 code is not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from dsa_verify.batch.ragged import RaggedStep
 from dsa_verify.errors import ContractError
 from dsa_verify.kernels.jnp.ragged import fixed_stride, pages_of
 from dsa_verify.model.backend_config import BackendConfig
@@ -54,12 +56,17 @@ class LayerPath:
     selection: str
     indexer: str = ""
 
+    @property
+    def selects(self) -> bool:
+        """Whether a shared layer behind this one has a selection to reuse."""
+        return self.selection not in ("none", "keys")
+
     def __str__(self) -> str:
         return f"{self.attention}, {self.selection}{f' by {self.indexer}' if self.indexer else ''}"
 
 
 class Metadata(NamedTuple):
-    """The ragged step, as `dsa_verify.batch.Batch` has it.
+    """A `dsa_verify.batch.ragged.RaggedStep` on a device.
 
     page_table is i32[seqs, pages_per_seq], or i32[seqs * pages_per_seq] packed: sequence i starts at
     `cu_kv_lens[i] // page_size`, its page-aligned prefix sum, which only a packed table needs.
@@ -71,6 +78,12 @@ class Metadata(NamedTuple):
     positions: jax.Array
     out_cache_loc: jax.Array
     cu_kv_lens: jax.Array | None = None
+
+    @classmethod
+    def of(cls, step: RaggedStep) -> "Metadata":
+        """The arrays of a step, its page table as it is."""
+        arrays = (step.kv_lens, step.cu_q_lens, step.page_table, step.positions, step.out_cache_loc)
+        return cls(*map(jnp.asarray, arrays))
 
 
 class Inputs(NamedTuple):
@@ -119,10 +132,7 @@ def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> 
     if mode != "decode" and not (config.prefill_sparse or exact):
         return LayerPath("dense_mla", "keys" if own else "none")
     if not own and not selected:
-        raise ContractError(
-            f"a shared layer reuses the selection of the full layer before it, and none has made one in this {mode} "
-            f"step; begin with a full layer that has an indexer."
-        )
+        raise _nothing_to_reuse(f"this {mode} step")
     if exact:
         return LayerPath("sparse_mla_tokens", *(("tokens", "jnp") if own else ("shared",)))
     if mode == "decode":
@@ -135,9 +145,24 @@ def path_of(layer: Layer, mode: Mode, config: BackendConfig, selected: bool) -> 
     )
 
 
+def paths_of(layers: Sequence[Layer], mode: Mode, config: BackendConfig) -> tuple[LayerPath, ...]:
+    """What each layer of a model runs in a step of this mode; carried out by `attend`, and the report of what ran."""
+    paths: list[LayerPath] = []
+    for layer in layers:
+        paths.append(path_of(layer, mode, config, selected=bool(paths) and paths[-1].selects))
+    return tuple(paths)
+
+
+def _nothing_to_reuse(where: str) -> ContractError:
+    return ContractError(
+        f"a shared layer reuses the selection of the full layer before it, and none has made one in {where}; begin "
+        f"with a full layer that has an indexer."
+    )
+
+
 def attend(
     layer: Layer,
-    mode: Mode,
+    path: LayerPath,
     config: BackendConfig,
     inputs: Inputs,
     caches: Caches,
@@ -148,6 +173,7 @@ def attend(
     """Run one layer: write its keys and latents, choose, attend.
 
     Args:
+      path: what it runs, as `path_of` decided.
       selection: of the last full layer in this step; a shared layer hands it on as it is.
       mesh: axes `data` and `tensor`. Every array is split over `data` on its first axis, each part a step of its own
         with its own pool; attention heads are split over `tensor`, on which the indexer is replicated, because its
@@ -155,7 +181,8 @@ def attend(
 
     Raises `ContractError` for a shared layer without a selection and for calls outside a surface's contract.
     """
-    path = path_of(layer, mode, config, selection is not None)
+    if path.selection == "shared" and selection is None:
+        raise _nothing_to_reuse("this step")
     if layer.kind == "full" and layer.indexer != (inputs.index_q is not None):
         raise ContractError(
             f"a full layer with indexer={layer.indexer} was given index_q={inputs.index_q is not None}."
@@ -164,16 +191,20 @@ def attend(
     def local(inputs: Inputs, caches: Caches, metadata: Metadata, selection: Selection | None) -> Output:
         return _local(path, layer, config, inputs, caches, metadata, selection)
 
-    if mesh is None:
-        return local(inputs, caches, metadata, selection)
+    operands = (inputs, caches, metadata, selection)
+    return local(*operands) if mesh is None else _over(mesh, local, *operands)
+
+
+def _over(mesh: Mesh, local: Callable[..., Output], inputs: Inputs, *others: Any) -> Output:
+    """One step on every part of the data, heads split over `tensor`."""
     by_data: Any = PartitionSpec("data")  # a specification stands in the place of each array
     by_head: Any = PartitionSpec("data", "tensor")
     of_inputs = inputs._replace(**{name: by_data for name, value in inputs._asdict().items() if value is not None})
-    specs = (of_inputs._replace(ql_nope=by_head, q_pe=by_head), by_data, by_data, by_data)
+    specs = (of_inputs._replace(ql_nope=by_head, q_pe=by_head), *[by_data] * len(others))
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=specs, out_specs=Output(by_head, by_data, by_data), check_vma=False
     )
-    return mapped(inputs, caches, metadata, selection)
+    return mapped(inputs, *others)
 
 
 def _local(
@@ -196,7 +227,7 @@ def _local(
     index_cache = caches.index_cache
     if path.selection in ("keys", "pages", "tokens"):
         assert inputs.index_k is not None and index_cache is not None
-        write = _function(config.kernels, "write_index_keys")
+        write = _function(config.kernels, "write_rows")
         index_cache = write(inputs.index_k.astype(index_cache.dtype), index_cache, metadata.out_cache_loc)
     if path.selection in ("pages", "tokens"):
         assert index_cache is not None
@@ -269,14 +300,9 @@ def _attention(
     return out, cache
 
 
-def _function(kernels: str, surface: str) -> Callable[..., Any]:
-    """A surface's function of one of the two built-in sets, with its own tiling."""
-    if kernels == "pallas":
-        from dsa_verify.kernels import pallas
+def _function(kernels: str, name: str) -> Callable[..., Any]:
+    """A surface's function of one of the two built-in sets, at its own tiling, or one of its helpers."""
+    from dsa_verify.kernels.providers import serving
 
-        return pallas.write_rows if surface == "write_index_keys" else getattr(pallas, surface)
-    from dsa_verify.kernels.jnp import attention, indexer, ragged
-
-    if surface == "write_index_keys":
-        return ragged.write_rows
-    return getattr(indexer if surface.startswith("index") else attention, surface)
+    provider = serving(kernels)
+    return provider.kernels[name].fn if name in provider.kernels else provider.helpers[name]

@@ -8,7 +8,7 @@ Source of the architecture: DeepSeek-V3.2-Exp inference/model.py; transformers, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from dsa_verify.model.backend import (
     Mode,
     Selection,
     attend,
-    path_of,
+    paths_of,
 )
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.model_config import LATENT_NORM_EPS, ModelConfig
@@ -41,6 +41,17 @@ class Static:
     config: ModelConfig
     backend: BackendConfig
     mode: Mode
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """What is static of each layer."""
+        config = self.config
+        return tuple(Layer(kind, config.index_topk, config.sm_scale) for kind in config.indexer_types)  # pyright: ignore[reportArgumentType]
+
+    @cached_property
+    def paths(self) -> tuple[LayerPath, ...]:
+        """What each layer runs: `forward` carries it out, a runner reports it."""
+        return paths_of(self.layers, self.mode, self.backend)
 
 
 class ModelStep(NamedTuple):
@@ -92,27 +103,17 @@ def new_pools(config: ModelConfig, pages: int, page_size: int, dtype) -> tuple[C
     )
 
 
-def paths_of(static: Static) -> tuple[LayerPath, ...]:
-    """What each layer runs in a step of this mode."""
-    paths, selected = [], False
-    for layer in _layers(static.config):
-        path = path_of(layer, static.mode, static.backend, selected)
-        selected = path.selection not in ("none", "keys")
-        paths.append(path)
-    return tuple(paths)
-
-
 def forward(static: Static, params: Params, step: ModelStep, pools: tuple[Caches, ...]) -> StepOutput:
     """One step through the decoder; jit-able with the first argument static."""
     config, positions = static.config, step.metadata.positions
     hidden = params["embed_tokens.weight"][step.tokens]
     turn = turns(positions, config.rotary)
     selection, selections, written = None, [], []
-    for number, layer in enumerate(_layers(config)):
+    for number, (layer, path) in enumerate(zip(static.layers, static.paths, strict=True)):
         w = LayerWeights(params, f"layers.{number}.")
         x = rms_norm(hidden, w("input_layernorm.weight"), config.rms_norm_eps)
         inputs = project_layer(config, w, x, turn, positions, layer.kind == "full")
-        output = attend(layer, static.mode, static.backend, inputs, pools[number], step.metadata, selection)
+        output = attend(layer, path, static.backend, inputs, pools[number], step.metadata, selection)
         selection = output.selection
         selections.append(selection if layer.kind == "full" else None)
         written.append(output.caches)
@@ -143,10 +144,6 @@ class LayerWeights:
         """The layer's weights alone, by their names within it."""
         cut = len(self.prefix)
         return {name[cut:]: value for name, value in self.params.items() if name.startswith(self.prefix)}
-
-
-def _layers(config: ModelConfig) -> list[Layer]:
-    return [Layer(kind, config.index_topk, config.sm_scale) for kind in config.indexer_types]  # pyright: ignore[reportArgumentType]
 
 
 def project_layer(

@@ -14,8 +14,7 @@ from dsa_verify.engine.step import Step
 from dsa_verify.model.backend import LayerPath, Metadata, Mode
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights
-from dsa_verify.model.decoder import ModelStep as ModelStep
-from dsa_verify.model.decoder import Static, forward, load_params, new_pools, paths_of
+from dsa_verify.model.decoder import ModelStep, Static, forward, load_params, new_pools
 from dsa_verify.model.model_config import ModelConfig, read_config
 
 
@@ -62,12 +61,11 @@ class ModelRunner:
     def run(self, step: Step) -> np.ndarray:
         """Logits f32[seqs, vocab_size] after each sequence's last token; the pools hold the step's rows afterwards."""
         static = Static(self.config, self.backend, cast(Mode, step.mode))
-        arrays = (step.kv_lens, step.cu_q_lens, step.page_table, step.positions, step.out_cache_loc)
         last = np.maximum(step.cu_q_lens[1:] - 1, 0)
-        given = ModelStep(jnp.asarray(step.tokens), Metadata(*map(jnp.asarray, arrays)), jnp.asarray(last))
+        given = ModelStep(jnp.asarray(step.tokens), Metadata.of(step), jnp.asarray(last))
         result = _compiled(static, self.params, given, self.pools)
         self.pools = result.pools
-        self.paths.update((step.mode, layer, path) for layer, path in enumerate(paths_of(static)))
+        self.paths.update((step.mode, layer, path) for layer, path in enumerate(static.paths))
         if self.on_choice is not None:
             real = step.positions >= 0
             for layer, selection in enumerate(result.selections):

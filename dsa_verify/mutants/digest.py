@@ -14,7 +14,7 @@ _SUITE = (
 _PROVIDER = {
     "builtin": ("kernels/pallas", "kernels/providers/builtin.py"),
     "jnp": ("kernels/jnp", "kernels/providers/jnp.py"),
-    "system": ("engine", "model", "system", "kernels/jnp", "mutants/system.py"),
+    "system": ("engine", "model", "system", "kernels/jnp", "kernels/providers/jnp.py", "mutants/system.py"),
 }
 
 

@@ -19,7 +19,7 @@ def selection_of_the_step_before(patch: Setter) -> None:
 
     right, places, held = decoder.attend, count(), {}
 
-    def attend(layer, mode, config, inputs, caches, metadata, selection):
+    def attend(layer, path, config, inputs, caches, metadata, selection):
         if layer.kind == "shared" and selection is not None:
             place, pages = next(places), selection.pages  # one place for every layer of every compiled step
 
@@ -29,7 +29,7 @@ def selection_of_the_step_before(patch: Setter) -> None:
 
             shape = jax.ShapeDtypeStruct(pages.shape, pages.dtype)
             selection = selection._replace(pages=io_callback(renew, shape, pages, ordered=True))
-        return right(layer, mode, config, inputs, caches, metadata, selection)
+        return right(layer, path, config, inputs, caches, metadata, selection)
 
     patch.setattr(decoder, "attend", attend)
     anew = jax.jit(lambda *given: decoder.forward(*given), static_argnums=0, donate_argnums=3)

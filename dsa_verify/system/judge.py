@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dsa_verify.batch.batch import slots_of
+from dsa_verify.batch.ragged import slots_of
 from dsa_verify.engine import Engine, EngineConfig, Step
 from dsa_verify.errors import EngineError
 from dsa_verify.system.wirings import Wiring

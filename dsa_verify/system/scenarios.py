@@ -67,7 +67,7 @@ def _packed_table(seed: int) -> dict[str, str]:
     """One layer over requests of unequal length, its page table in both forms."""
     import jax.numpy as jnp
 
-    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend
+    from dsa_verify.model.backend import Caches, Inputs, Layer, Metadata, attend, path_of
 
     rng = np.random.default_rng(seed)
     size, width, q_lens, history = 16, 4, np.array([3, 5, 1, 7]), rng.integers(1, 56, 4)
@@ -90,7 +90,8 @@ def _packed_table(seed: int) -> dict[str, str]:
     layer, backend = Layer("full", 32, 0.3), WIRINGS["sparse-prefill"].backend
     forms = ((*lengths, table, *places), (*lengths, flat, *places, (starts * size).astype(np.int32)))
     given = [Metadata(*map(jnp.asarray, form)) for form in forms]
-    outs = [np.asarray(attend(layer, "mixed", backend, inputs, caches, metadata).out) for metadata in given]
+    path = path_of(layer, "mixed", backend, selected=False)
+    outs = [np.asarray(attend(layer, path, backend, inputs, caches, metadata).out) for metadata in given]
     off = np.flatnonzero((outs[0] != outs[1]).any(axis=(1, 2)))
     if not len(off):
         return {}

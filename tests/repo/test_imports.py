@@ -31,7 +31,7 @@ WALL: dict[str, set[str]] = {
     },
     "run": {"numpy", "jax", "batch", "checks", "contract", "evidence", "kernels/providers", "oracle", "runtime"},
     "engine": {"numpy", "batch"},
-    "model": {"numpy", "jax", "ml_dtypes", "safetensors", "engine", "kernels/jnp", "kernels/pallas"},
+    "model": {"numpy", "jax", "ml_dtypes", "safetensors", "batch", "engine", "kernels/jnp", "kernels/providers"},
     "serve": {"jax", "starlette", "tokenizers", "uvicorn", "batch", "engine", "model"},
     "system": {"numpy", "jax", "batch", "engine", "model", "runtime"},
     "compile": {"numpy", "jax", "contract", "kernels/pallas", "kernels/providers", "model", "run"},

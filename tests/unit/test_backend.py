@@ -56,8 +56,9 @@ def run(batch: Batch, config: BackendConfig, layer: Layer, selection=None, packe
     import jax
 
     inputs, caches, metadata = operands(batch, layer.kind == FULL and layer.indexer, packed)
+    path = path_of(layer, batch.mode, config, selected=selection is not None)
     jitted = jax.jit(attend, static_argnums=(0, 1, 2))
-    return jitted(layer, batch.mode, config, inputs, caches, metadata, selection)
+    return jitted(layer, path, config, inputs, caches, metadata, selection)
 
 
 def judged(batch: Batch, surface: str, out, topk_pages: np.ndarray | None = None) -> dict[str, str]:
@@ -171,6 +172,11 @@ def test_shared_layer_refuses_to_run_before_a_full_one_has_chosen():
     for mode, config in (("decode", JNP), ("extend", SPARSE), ("mixed", SPARSE)):
         with pytest.raises(ContractError, match="reuses the selection of the full layer"):
             path_of(layer, mode, config, selected=False)
+    batch = SCENARIOS[EXTENDS[0]].build()
+    inputs, caches, metadata = operands(batch, indexer=False)
+    path = path_of(layer, "extend", SPARSE, selected=True)
+    with pytest.raises(ContractError, match="reuses the selection of the full layer"):
+        attend(layer, path, SPARSE, inputs, caches, metadata)
     assert path_of(layer, "extend", JNP, selected=False) == LayerPath("dense_mla", "none")
 
 
@@ -212,8 +218,9 @@ def test_union_that_would_be_cut_is_refused():
 def test_packed_table_without_its_offsets_is_refused():
     batch = SCENARIOS["several-unequal-p16-f32"].build()
     inputs, caches, metadata = operands(batch, packed=True)
+    path = path_of(layer_of(batch), "extend", SPARSE, selected=False)
     with pytest.raises(ContractError, match="needs cu_kv_lens"):
-        attend(layer_of(batch), "extend", SPARSE, inputs, caches, metadata._replace(cu_kv_lens=None))
+        attend(layer_of(batch), path, SPARSE, inputs, caches, metadata._replace(cu_kv_lens=None))
 
 
 def test_judging_here_has_teeth():

@@ -38,13 +38,14 @@ def compare(mesh, mode: str, names: tuple[str, ...]):
     from dsa_verify.batch.table import SCENARIOS
     from dsa_verify.checks.tolerance import attention_budget
     from dsa_verify.contract import Promise
-    from dsa_verify.model.backend import Layer, attend
+    from dsa_verify.model.backend import Layer, attend, path_of
     from dsa_verify.model.backend_config import BackendConfig
     from tests.unit.test_backend import operands
 
     def layer(kind: str, mesh, *given):
         static = Layer(kind, batches[0].index_topk, batches[0].sm_scale)
-        return jax.jit(lambda *given: attend(static, mode, config, *given, mesh=mesh))(*given)
+        path = path_of(static, mode, config, selected=kind == "shared")
+        return jax.jit(lambda *given: attend(static, path, config, *given, mesh=mesh))(*given)
 
     config = BackendConfig(prefill_sparse=True, kernels="jnp")
     batches = [SCENARIOS[name].build() for name in names]

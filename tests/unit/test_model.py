@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsa_verify.batch.batch import slots_of
-from dsa_verify.engine.step import Step, mode_of
+from dsa_verify.batch.ragged import mode_of, slots_of
+from dsa_verify.engine.step import Step
 from dsa_verify.errors import ConfigError
 from dsa_verify.model.backend_config import BackendConfig
 from dsa_verify.model.checkpoint import read_weights, write_checkpoint

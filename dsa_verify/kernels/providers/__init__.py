@@ -53,6 +53,13 @@ def load_provider(name: str, path: Path | None = None) -> Provider:
     return provider
 
 
+def serving(kernels: str) -> Provider:
+    """The built-in kernels as a backend serves with them, at their own tiles: those of `pallas`, or those of `jnp`."""
+    from dsa_verify.kernels.providers import builtin, jnp
+
+    return builtin.serving() if kernels == "pallas" else jnp.load()
+
+
 def _resolve(target: str) -> object:
     module, _, attribute = target.partition(":")
     try:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 
 from dsa_verify import __version__
-from dsa_verify.contract import Kernel, Promise, Provider
+from dsa_verify.contract import SURFACES, Kernel, Promise, Provider
 from dsa_verify.shapes import LANES
 
 STEP = {"pages_per_step": 2}
@@ -39,6 +39,14 @@ def load() -> Provider:
             "indexer": Kernel(_smallest_steps(pallas.indexer), Promise(**INDEX_BLOCK)),  # pyright: ignore[reportArgumentType]
         },
     )
+
+
+def serving() -> Provider:
+    """The same kernels at their own tiles, of which nothing is promised here."""
+    from dsa_verify.kernels import pallas
+
+    kernels = {name: Kernel(getattr(pallas, name)) for name in SURFACES}
+    return Provider("builtin", __version__, kernels, helpers={"write_rows": pallas.write_rows})
 
 
 def _smallest_steps(kernel: Callable) -> Callable:

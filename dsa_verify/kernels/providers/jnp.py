@@ -6,7 +6,7 @@ from dsa_verify.contract import Kernel, Promise, Provider
 
 def load() -> Provider:
     """All surfaces; attention weights stay in float32 whatever the cache's dtype."""
-    from dsa_verify.kernels.jnp import attention, indexer
+    from dsa_verify.kernels.jnp import attention, indexer, ragged
 
     # Every row is computed over the same [pages_per_seq * page_size] columns, wherever it stands.
     scores = Promise(summation="sequence")
@@ -24,4 +24,5 @@ def load() -> Provider:
             "cache_write": Kernel(attention.cache_write),
             "indexer": Kernel(indexer.indexer),
         },
+        helpers={"write_rows": ragged.write_rows, "sparse_mla_tokens": attention.sparse_mla_tokens},
     )
