@@ -212,8 +212,8 @@ class Provider:
     name: str
     version: str
     kernels: Mapping[str, Kernel]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    helpers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    helpers: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
 
 F = TypeVar("F", bound=Callable[..., Any])

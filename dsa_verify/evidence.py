@@ -111,12 +111,16 @@ class Finding(Protocol):
     def message(self) -> str: ...
 
 
+Outputs = Mapping[str, np.ndarray]
+"""By name in the contract; an optional one that a kernel does not give is absent."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One execution of a kernel: named outputs (None when it failed), what the runtime saw, and the copies that it
     counted (None on a device, which counts none)."""
 
-    outputs: Mapping[str, np.ndarray] | None
+    outputs: Outputs | None
     findings: tuple[Finding, ...] = ()
     traffic: tuple[Copies, ...] | None = ()
 
@@ -154,7 +158,7 @@ class Evidence:
     expected: Expected
     runs: Mapping[str, Run]
     promise: Promise = field(default_factory=Promise)
-    reruns: Mapping[str, Rerun] = field(default_factory=dict)
+    reruns: Mapping[str, Rerun] = field(default_factory=dict[str, Rerun])
     reads: Literal["causal", "selected", "selected and own", "nothing"] = "nothing"
 
     @property
@@ -284,4 +288,4 @@ class Result:
     known: KnownFailure | None = None
     found: str = ""
     shrunk_from: str = ""
-    measured: Mapping[str, object] = field(default_factory=dict)
+    measured: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -90,7 +90,7 @@ def _compared(base: Mapping[str, np.ndarray], rerun: Rerun) -> Iterator[tuple[st
     kept = np.concatenate(tokens)
     for name, value in base.items():
         parts = [run.outputs.get(name) for run in rerun.runs if run.outputs is not None]
-        if name in NOT_BY_TOKEN or value is None or any(part is None for part in parts):
+        if name in NOT_BY_TOKEN or any(part is None for part in parts):
             continue
         got = np.concatenate([part for part in parts if part is not None])
         yield name, Rows(got[kept >= 0], value[kept[kept >= 0]], kept[kept >= 0])

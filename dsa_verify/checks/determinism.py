@@ -1,8 +1,6 @@
 """Determinism: two identical calls agree in every bit."""
 
-import numpy as np
-
-from dsa_verify.checks.bits import differing_rows
+from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.evidence import Evidence, Verdict
 
 
@@ -18,10 +16,6 @@ def judge(evidence: Evidence) -> Verdict:
         if base is again:
             return Verdict.rejected("the kernel failed twice; see the races check for its message")
         return Verdict.rejected("of two identical calls one failed; see the races check for its message")
-    for name, value in base.items():
-        if value is None:
-            continue
-        rows = np.flatnonzero(differing_rows(value, again[name]))
-        if len(rows):
-            return Verdict.rejected(f"{name} differs between two identical calls in {len(rows)} rows, first {rows[0]}")
+    for name, rows in differing_outputs(base, again):
+        return Verdict.rejected(f"{name} differs between two identical calls in {len(rows)} rows, first {rows[0]}")
     return Verdict.accepted()

@@ -45,10 +45,11 @@ def of_selection(evidence: Evidence) -> Heatmap | None:
     binned = np.bitwise_or.reduce(_cells(bits[rows, :stop], width), axis=2)
     there = _cells(shown[:, :stop], width).any(axis=2)
     column = "position" if "topk_indices" in outputs else "page"
-    told = (_choices(column, missing[row], extra[row], causal[row], int(odd[row])) for row in rows)
+    notes = (_choices(column, missing[row], extra[row], causal[row], int(odd[row])) for row in rows)
     codes = np.where(there, binned, len(SELECTION) - 1)
     cells = ("".join(SELECTION[code] for code in row) for row in codes.tolist())
-    return _heatmap(evidence.batch, ("selection", column, width), faulty, zip(rows, cells, told, strict=True))
+    drawn = _drawn(evidence.batch, zip(rows, cells, notes, strict=True))
+    return Heatmap("selection", column, width, len(faulty), int(evidence.batch.real.sum()), drawn)
 
 
 def of_shares(evidence: Evidence) -> Heatmap | None:
@@ -67,8 +68,9 @@ def of_shares(evidence: Evidence) -> Heatmap | None:
     levels = np.sum([*(heads[rows] > bound for bound in (1.0, 10.0, 100.0)), np.isinf(heads[rows])], axis=0)
     binned = _cells(levels, width).max(axis=2)
     cells = ("".join(SHARE[level] for level in row) for row in binned.tolist())
-    told = (_heads(heads[row]) for row in rows)
-    return _heatmap(batch, ("share", "head", width), faulty, zip(rows, cells, told, strict=True))
+    notes = (_heads(heads[row]) for row in rows)
+    drawn = _drawn(batch, zip(rows, cells, notes, strict=True))
+    return Heatmap("share", "head", width, len(faulty), int(batch.real.sum()), drawn)
 
 
 def _marks(chosen: np.ndarray, exact: ScoredCandidates) -> np.ndarray:
@@ -135,9 +137,7 @@ def _heads(shares: np.ndarray) -> str:
     return f"head{'s' if len(over) > 1 else ''} {names} above budget, up to {shares.max():.3g} times"
 
 
-def _heatmap(batch: Batch, what: tuple, faulty: np.ndarray, rows: Iterable[tuple[int, str, str]]) -> Heatmap:
-    kind, column, width = what
-    drawn = tuple(
-        HeatmapRow(int(batch.seq_of_token[row]), int(batch.positions[row]), cells, told) for row, cells, told in rows
+def _drawn(batch: Batch, rows: Iterable[tuple[int, str, str]]) -> tuple[HeatmapRow, ...]:
+    return tuple(
+        HeatmapRow(int(batch.seq_of_token[row]), int(batch.positions[row]), cells, note) for row, cells, note in rows
     )
-    return Heatmap(kind, column, width, len(faulty), int(batch.real.sum()), drawn)

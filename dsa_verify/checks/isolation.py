@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict.rejected("the kernel failed in dirty memory; see the races check for its message")
     batch = evidence.batch
     for name, value in base.items():
-        if name in ("cache_kv", "index_cache") or value is None:
+        if name in ("cache_kv", "index_cache"):
             continue
         problem = _unclean_padding(name, value, ~batch.real)
         if problem is not None:

@@ -1,12 +1,14 @@
 """Parity: every output stays within the error budget derived for it from the float64 oracle."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.checks import describe
 from dsa_verify.checks.tolerance import attention_budget
 from dsa_verify.contract import Promise
-from dsa_verify.evidence import Attention, Evidence, Verdict
+from dsa_verify.evidence import Attention, Evidence, Outputs, Verdict
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -39,7 +41,9 @@ def judge(evidence: Evidence) -> Verdict:
     return Verdict.rejected(_explain(batch, shares, outputs, exact), worst)
 
 
-def shares_of(batch: Batch, outputs, exact: Attention, promise: Promise) -> tuple[dict[str, np.ndarray], float, float]:
+def shares_of(
+    batch: Batch, outputs: Outputs, exact: Attention, promise: Promise
+) -> tuple[dict[str, np.ndarray], float, float]:
     """Error over budget of every element, row gain and lse, zero for padding; how far the batch as a whole is
     stretched, and that over its budget."""
     out = outputs["out"].astype(np.float64)
@@ -49,7 +53,7 @@ def shares_of(batch: Batch, outputs, exact: Attention, promise: Promise) -> tupl
         "element": _share(np.abs(out - exact.out), budget.element),
         "gain": _share(np.abs(_gain(out, exact.out)), budget.gain),
     }
-    if outputs.get("lse") is not None:
+    if "lse" in outputs:
         shares["lse"] = _share(_lse_error(outputs["lse"], exact.lse), budget.lse)
     for share in shares.values():
         share[~batch.real] = 0.0
@@ -75,9 +79,9 @@ def _lse_error(lse: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return np.where(empty, np.where(np.isneginf(lse), 0.0, np.inf), finite)
 
 
-def _anomaly(batch: Batch, outputs, exact: Attention) -> str | None:
+def _anomaly(batch: Batch, outputs: Outputs, exact: Attention) -> str | None:
     for name in ("out", "lse"):
-        if outputs.get(name) is None:
+        if name not in outputs:
             continue
         values = outputs[name].astype(np.float64)
         good = np.isfinite(values) | (np.isneginf(exact.lse) if name == "lse" else False)
@@ -94,7 +98,7 @@ def _anomaly(batch: Batch, outputs, exact: Attention) -> str | None:
     return None
 
 
-def _explain(batch: Batch, shares, outputs, exact: Attention) -> str:
+def _explain(batch: Batch, shares: Mapping[str, np.ndarray], outputs: Outputs, exact: Attention) -> str:
     name, share = max(shares.items(), key=lambda item: float(item[1].max()))
     place = np.unravel_index(int(np.argmax(share)), share.shape)
     over = np.flatnonzero((share.reshape(len(share), -1) > 1.0).any(axis=1))

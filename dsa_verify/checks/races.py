@@ -1,8 +1,6 @@
 """Races: interpret mode saw no race, no access out of bounds, no wait without a copy and no copy without a wait."""
 
-import numpy as np
-
-from dsa_verify.checks.bits import differing_rows
+from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.evidence import Evidence, Verdict
 
 
@@ -24,13 +22,9 @@ def judge(evidence: Evidence) -> Verdict:
             )
     base, eager = evidence.base.outputs, evidence.runs["eager"].outputs
     assert base is not None and eager is not None
-    for name, value in base.items():
-        if value is None:
-            continue
-        rows = np.flatnonzero(differing_rows(value, eager[name]))
-        if len(rows):
-            return Verdict.rejected(
-                f"{name} depends on when copies happen: {len(rows)} rows differ between late and eager DMA, first "
-                f"{rows[0]}; a wait is missing or comes too late"
-            )
+    for name, rows in differing_outputs(base, eager):
+        return Verdict.rejected(
+            f"{name} depends on when copies happen: {len(rows)} rows differ between late and eager DMA, first "
+            f"{rows[0]}; a wait is missing or comes too late"
+        )
     return Verdict.accepted()

@@ -74,7 +74,7 @@ def _masks(chosen: np.ndarray, exact: ScoredCandidates) -> tuple[np.ndarray, np.
     return mine, ~mine & (exact.value > -np.inf)
 
 
-def _judge_within_band(batch: Batch, chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
+def _judge_within_band(batch: Batch, chosen: np.ndarray, exact: ScoredCandidates, promise: Promise) -> Verdict:
     band = score_band(exact, promise)
     mine, others = _masks(chosen, exact)
     problem = _disordered_zeros(batch, mine, exact) if promise.lowest_tie else None
@@ -146,7 +146,7 @@ def _judge_scores(
     )
 
 
-def _judge_exactly(batch: Batch, chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
+def _judge_exactly(batch: Batch, chosen: np.ndarray, exact: ScoredCandidates, promise: Promise) -> Verdict:
     mine, _ = _masks(chosen, exact)
     best, _ = _masks(exact.best, exact)
     if promise.lowest_tie:
@@ -168,7 +168,7 @@ def _judge_exactly(batch: Batch, chosen, exact: ScoredCandidates, promise: Promi
     )
 
 
-def _judge_recall(chosen, exact: ScoredCandidates, promise: Promise) -> Verdict:
+def _judge_recall(chosen: np.ndarray, exact: ScoredCandidates, promise: Promise) -> Verdict:
     mine, _ = _masks(chosen, exact)
     best, _ = _masks(exact.best, exact)
     rows = best.any(axis=1)

@@ -183,7 +183,7 @@ def named(surface: Surface, outputs: tuple, axes: Mapping[str, int]) -> dict[str
         if value is None or value.shape != wanted:
             found = "nothing" if value is None else f"shape {value.shape}"
             raise ProviderError(f"the kernel returned {found} for {name}, expected {wanted} {surface.outputs[name]}")
-    return named
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def on_device() -> bool:
