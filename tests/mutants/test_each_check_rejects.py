@@ -7,6 +7,7 @@ import pytest
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, INVARIANCES
+from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.contract import SURFACES, Kernel, Provider
 from dsa_verify.kernels.providers import load_provider
 from dsa_verify.mutants.kernel_table import MUTANTS
@@ -47,6 +48,13 @@ def test_two_calls_that_differ_are_rejected():
 
     provider = Provider("unstable", "0", {"index_page_topk": Kernel(unstable)})
     assert "determinism" in rejections(provider, "index_page_topk", "single-extend-p16-f32")
+
+
+def test_an_output_that_only_one_of_two_calls_gives_is_a_difference():
+    one, two = {"out": np.ones((3, 2)), "lse": np.ones(3)}, {"out": np.ones((3, 2))}
+    for pair in ((one, two), (two, one)):
+        assert [(name, rows.tolist()) for name, rows in differing_outputs(*pair)] == [("lse", [0, 1, 2])]
+    assert not list(differing_outputs(one, dict(one)))
 
 
 def test_every_check_kills_some_mutant():
