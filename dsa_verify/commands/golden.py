@@ -2,13 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from dsa_verify.commands import output
 from dsa_verify.errors import Exit
+
+if TYPE_CHECKING:  # `--help` imports neither NumPy nor the suite
+    from dsa_verify.golden.review import Review, Reviewed
 
 _FOLDER = click.option(
     "--folder",
@@ -22,7 +27,17 @@ _LISTED = 20
 """Failing records that `check` spells out; a change that moves all of them would fill screens with one message."""
 
 
-def _chosen(command: Callable) -> Callable:
+class Choice(TypedDict):
+    """What `_chosen` adds to a command's arguments."""
+
+    folder: Path
+    surface: Sequence[str]
+    scenario: Sequence[str]
+    provider: Sequence[str]
+    jobs: int | None
+
+
+def _chosen(command: Callable[..., None]) -> Callable[..., None]:
     """Options that say which records, and whose kernels to run beside the oracle."""
     for option in (
         click.option("--jobs", type=click.IntRange(min=1), help="Worker processes for kernels; one a core by default."),
@@ -43,7 +58,7 @@ def golden() -> None:
 @golden.command()
 @_chosen
 @output.as_json
-def check(as_json: bool, **chosen) -> None:
+def check(as_json: bool, **chosen: Unpack[Choice]) -> None:
     """Compare the records with what is computed now; seconds without --provider."""
     start = time.perf_counter()
     outcome = _review(trusting=True, **chosen)
@@ -67,7 +82,7 @@ def check(as_json: bool, **chosen) -> None:
 
 @golden.command()
 @_chosen
-def diff(**chosen) -> None:
+def diff(**chosen: Unpack[Choice]) -> None:
     """Print what update would change; exits 1 if that is anything."""
     outcome = _review(trusting=False, **chosen)
     for one in outcome.updates:
@@ -80,11 +95,13 @@ def diff(**chosen) -> None:
 
 @golden.command()
 @_chosen
-def update(**chosen) -> None:
+def update(**chosen: Unpack[Choice]) -> None:
     """Write the records that differ. Refused in CI, over uncommitted records, and when a kernel is rejected."""
-    from dsa_verify.errors import GoldenError
+    from dsa_verify.errors import ConfigError, GoldenError
     from dsa_verify.golden import review, store
 
+    if find_spec("syrupy") is None:
+        raise ConfigError("golden update needs the package syrupy; pip install 'dsa-verify[pytest]'")
     try:
         store.guard(store.folder_at(chosen["folder"]))
     except GoldenError as error:
@@ -118,17 +135,18 @@ def show(folder: Path, name: str) -> None:
     click.echo("\n".join(text.lines(record)))
 
 
-def _review(*, trusting: bool, folder: Path, surface, scenario, provider, jobs: int | None):
+def _review(*, trusting: bool, **chosen: Unpack[Choice]) -> "Review":
     """Compute and compare; kernels print to stderr and run only once every record was read."""
     from dsa_verify.golden import review, store
     from dsa_verify.report import terminal
 
-    store.folder_at(folder)
-    names = review.wanted(surface, scenario)
+    folder, providers = store.folder_at(chosen["folder"]), chosen["provider"]
+    names = review.wanted(chosen["surface"], chosen["scenario"])
     review.stored(folder, names, trusting=trusting)
-    with output.stdout_to_stderr(), terminal.progress(len(names) * len(provider)) as done:
-        measured = review.run_kernels(names, provider, jobs, done)
-        return review.review(folder, names, measured, whole=not (surface or scenario), trusting=trusting)
+    whole = not (chosen["surface"] or chosen["scenario"])
+    with output.stdout_to_stderr(), terminal.progress(len(names) * len(providers)) as done:
+        measured = review.run_kernels(names, providers, chosen["jobs"], done)
+        return review.review(folder, names, measured, whole=whole, trusting=trusting)
 
 
 def _accept_all() -> str:
@@ -137,11 +155,11 @@ def _accept_all() -> str:
     return accept()
 
 
-def _broke(outcome) -> bool:
+def _broke(outcome: "Review") -> bool:
     return any(result.broke for result in outcome.results)
 
 
-def _exit_code(outcome, providers: tuple[str, ...]):
+def _exit_code(outcome: "Review", providers: Sequence[str]) -> Exit:
     if _broke(outcome):
         return Exit.BROKE
     if outcome.failing or outcome.rejections:
@@ -150,24 +168,24 @@ def _exit_code(outcome, providers: tuple[str, ...]):
     return Exit.NOTHING_VERIFIED if set(providers) - accepted or outcome.unrecorded else Exit.ACCEPTED
 
 
-def _print(one, *, only_failing: bool) -> None:
-    told = [d for d in one.differences if not only_failing or d.kind in ("drift", "unmeasured")]
-    if not told:
+def _print(one: "Reviewed", *, only_failing: bool) -> None:
+    listed = [d for d in one.differences if not only_failing or d.kind in ("drift", "unmeasured")]
+    if not listed:
         return
     click.echo(f"{one.status.upper()} {one.name}")
-    for difference in told:
+    for difference in listed:
         click.echo(f"  {difference}")
     if one.accept:
         click.echo(f"  accept with\n{one.accept}\n")
 
 
-def _print_rejections(outcome) -> None:
+def _print_rejections(outcome: "Review") -> None:
     for result in outcome.rejections:
         click.echo(f"REJECTED {result.provider} {result.surface} {result.scenario}: {result.check}")
         click.echo(f"  {result.verdict.reason}\n  reproduce with\n{result.reproduce}\n")
 
 
-def _document(outcome, seconds: float, code: int) -> dict[str, object]:
+def _document(outcome: "Review", seconds: float, code: int) -> dict[str, object]:
     from dsa_verify.golden.review import oracle_provenance
 
     records = [

@@ -9,6 +9,7 @@ import hashlib
 import json
 import string
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from dsa_verify.errors import GoldenError
 
@@ -62,7 +63,7 @@ def digest(record: Mapping[str, object]) -> str:
     return hashlib.sha256(_text(body).encode()).hexdigest()
 
 
-def parse(content: str, where: str) -> dict:
+def parse(content: str, where: str) -> dict[str, Any]:
     """A record from its text. Raises `GoldenError` for one that is not exactly as it was written."""
     try:
         record = json.loads(content)

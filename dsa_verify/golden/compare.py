@@ -50,18 +50,18 @@ class RecordDifference:
 def differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[RecordDifference]:
     """What disagrees in the parts that `found` has; of another question the answers are not compared."""
     recipe = found["recipe"]
-    told = list(_mapping("recipe", stored.get("recipe"), recipe))
-    told += _mapping("input", stored.get("inputs"), found["inputs"])
-    if told:
-        return told
-    told += _selection(recipe, stored.get("selection"), found.get("selection"))
+    changes = list(_mapping("recipe", stored.get("recipe"), recipe))
+    changes += _mapping("input", stored.get("inputs"), found["inputs"])
+    if changes:
+        return changes
+    changes += _selection(recipe, stored.get("selection"), found.get("selection"))
     for name in sorted({*stored.get("outputs", {}), *found.get("outputs", {})}):
-        told += _output(recipe, name, stored.get("outputs", {}).get(name), found.get("outputs", {}).get(name))
-    told += _cache(stored.get("cache_kv"), found.get("cache_kv"))
-    told += _budget(stored.get("budget"), found.get("budget"))
+        changes += _output(recipe, name, stored.get("outputs", {}).get(name), found.get("outputs", {}).get(name))
+    changes += _cache(stored.get("cache_kv"), found.get("cache_kv"))
+    changes += _budget(stored.get("budget"), found.get("budget"))
     for name, metrics in sorted(found.get("providers", {}).items()):
-        told += provider_differences(name, stored.get("providers", {}).get(name), metrics)
-    return told
+        changes += provider_differences(name, stored.get("providers", {}).get(name), metrics)
+    return changes
 
 
 def place(recipe: Mapping[str, Any], token: int) -> str:
@@ -81,10 +81,10 @@ def _mapping(
     stored, found = stored or {}, found or {}
     for key in sorted({*stored, *found}):
         if stored.get(key) != found.get(key):
-            yield RecordDifference(f"{what} {key}", _said(stored.get(key)), _said(found.get(key)))
+            yield RecordDifference(f"{what} {key}", _text(stored.get(key)), _text(found.get(key)))
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
@@ -110,7 +110,7 @@ def _selection(
 
 def _output(recipe: Mapping[str, Any], name: str, stored: Any, found: Any) -> Iterator[RecordDifference]:
     if stored is None or found is None or stored["shape"] != found["shape"]:
-        yield RecordDifference(f"{name} shape", _said(stored and stored["shape"]), _said(found and found["shape"]))
+        yield RecordDifference(f"{name} shape", _text(stored and stored["shape"]), _text(found and found["shape"]))
         return
     if stored["empty"] != found["empty"]:
         yield RecordDifference(f"{name}: elements at -inf", str(stored["empty"]), str(found["empty"]))
@@ -158,7 +158,7 @@ def _cache(stored: Any, found: Any) -> Iterator[RecordDifference]:
     pages = sorted({*stored["written"], *found["written"]}, key=int)
     changed = [page for page in pages if stored["written"].get(page) != found["written"].get(page)]
     where = f"written pages {', '.join(changed)} differ" if changed else "a page that the step does not write differs"
-    yield RecordDifference("cache_kv", _said(stored["pool"]), _said(found["pool"]), where)
+    yield RecordDifference("cache_kv", _text(stored["pool"]), _text(found["pool"]), where)
 
 
 def _budget(stored: Mapping[str, float] | None, found: Mapping[str, float] | None) -> Iterator[RecordDifference]:
@@ -166,7 +166,7 @@ def _budget(stored: Mapping[str, float] | None, found: Mapping[str, float] | Non
     for key in sorted({*stored, *found}):
         a, b = stored.get(key), found.get(key)
         if a is None or b is None or not math.isclose(a, b, rel_tol=BUDGET_NOISE, abs_tol=0.0):
-            yield RecordDifference(f"budget {key}", _said(a), _said(b), "the error budget itself changed")
+            yield RecordDifference(f"budget {key}", _text(a), _text(b), "the error budget itself changed")
 
 
 def provider_differences(name: str, stored: Any, found: Any) -> Iterator[RecordDifference]:
@@ -213,7 +213,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 
 def _metric(provider: str, name: str, stored: float | None, found: float | None) -> Iterator[RecordDifference]:
     if stored is None or found is None:
-        yield RecordDifference(f"{provider} {name}", _said(stored), _said(found), "share of its budget")
+        yield RecordDifference(f"{provider} {name}", _text(stored), _text(found), "share of its budget")
     elif grown(name, stored, found):
         times = f"grew {found / stored:.3g} times" if stored else "grew from nothing"
         yield RecordDifference(f"{provider} {name}", f"{stored:.3g}", f"{found:.3g}", f"share of its budget, {times}")

@@ -109,8 +109,8 @@ def entries(results: Iterable[Result]) -> dict[tuple[str, str, str], Mapping[str
 
 
 def switches() -> str:
-    """The environment variables that results may depend on; values that are paths stay unsaid."""
-    told = [
+    """The environment variables that results may depend on; paths are left out."""
+    settings = [
         f"{n}={v}" for n, v in sorted(os.environ.items()) if n.startswith(("JAX_", "XLA_", "DSA_")) and "/" not in v
     ]
-    return " ".join(told)
+    return " ".join(settings)

@@ -1,6 +1,6 @@
 """A record's oracle part: what one scenario asks of one surface, and what the answer is; no kernel runs.
 
-    recipe      how the batch was made: bucket, seed, requests (`kv_len:q_len`), ...
+    recipe      how the batch is built: bucket, seed, requests (`kv_len:q_len`), ...
     inputs      dtype, shape and SHA-256 of every array that the surface takes
     selection   surfaces that select: each token's row of candidates, see `canonical`
     margin      how far the last candidate kept is from the first left out, see `margin`; not compared
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dsa_verify import oracle
-from dsa_verify.batch import Batch, Scenario
+from dsa_verify.batch import Batch, Request, Scenario
 from dsa_verify.checks.tolerance import attention_budget, key_budget, score_band
 from dsa_verify.contract import Promise, Surface
 from dsa_verify.evidence import Attention, Expected, ScoredCandidates
@@ -81,7 +81,7 @@ def _attention(surface: Surface, batch: Batch, exact: Attention) -> dict[str, ob
 
 
 def margin(chosen: ScoredCandidates, equal_keys: bool = False) -> float | None:
-    """Smallest relative gap, over all rows, between the scores at the cut; None where no row leaves anything out.
+    """Smallest relative gap between the last score kept and the first left out; None where no row leaves any out.
 
     Ties of zeros, of scores that no dtype rounds, and of `equal_keys`, which the oracle of a whole indexer scores once,
     are the same on every machine and do not count.
@@ -98,7 +98,7 @@ def margin(chosen: ScoredCandidates, equal_keys: bool = False) -> float | None:
 
 
 def recipe(scenario: Scenario) -> dict[str, object]:
-    """What a scenario's batch is made from, for a reader of differences."""
+    """What a scenario's batch is built from, for a reader of differences."""
     bucket, values = scenario.bucket, scenario.values
     settings = [f"{name}={value}" for name, value in sorted(vars(values).items()) if value is not None]
     return {
@@ -115,7 +115,7 @@ def recipe(scenario: Scenario) -> dict[str, object]:
     }
 
 
-def _request(request) -> str:
+def _request(request: Request) -> str:
     shared = f"/{request.shared_tokens}of{request.shares}" if request.shares is not None else ""
     return f"{request.kv_len}:{request.q_len}{shared}"
 

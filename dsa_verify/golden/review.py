@@ -1,9 +1,9 @@
-"""The one path behind `golden check`, `diff`, `update` and the pytest snapshots: compute, compare, perhaps write."""
+"""The one path behind `golden check`, `diff` and `update`: compute, compare, perhaps write."""
 
 import platform
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,10 @@ from dsa_verify.run.verify import batch_of, on_device
 
 TIER = "quick"
 Status = Literal["same", "changed", "missing", "orphan", "corrupt"]
+Entry = Mapping[str, object]
+"""A provider's part of a record."""
+Stored = dict[str, Any] | GoldenError | None
+"""A record on disk, why it cannot be trusted, or None where there is none."""
 
 _batch = lru_cache(maxsize=2)(batch_of)  # records of a scenario follow each other
 
@@ -90,10 +94,10 @@ def compute(name: Name) -> dict[str, Any]:
     return record.make(surface, scenario, _batch(scenario))
 
 
-def stored(folder: Path, names: Iterable[Name], *, trusting: bool) -> dict[Name, dict | GoldenError | None]:
+def stored(folder: Path, names: Iterable[Name], *, trusting: bool) -> dict[Name, Stored]:
     """The records on disk. One that cannot be trusted is raised as `GoldenError`, or returned as it where `trusting` is
     false, because it will be replaced."""
-    found: dict[Name, dict | GoldenError | None] = {}
+    found: dict[Name, Stored] = {}
     for name in names:
         try:
             found[name] = store.read(folder, name)
@@ -106,29 +110,36 @@ def stored(folder: Path, names: Iterable[Name], *, trusting: bool) -> dict[Name,
 
 @dataclass(frozen=True)
 class Measured:
-    """What kernels added: provider entries by case, results, and how they were made."""
+    """What kernels added: provider entries by case, results, and what these depend on."""
 
-    entries: Mapping[tuple[str, str, str], Mapping[str, object]]
+    entries: Mapping[tuple[str, str, str], Entry] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
-    provenance: Mapping[str, str] | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, name: Name) -> dict[str, Entry]:
+        """Each provider's entry for one record."""
+        return {provider: entry for (provider, *case), entry in self.entries.items() if tuple(case) == name}
 
 
 def run_kernels(
-    names: Sequence[Name], providers: Sequence[str], jobs: int | None = None, on_result: Callable | None = None
+    names: Sequence[Name],
+    providers: Sequence[str],
+    jobs: int | None = None,
+    on_result: Callable[[suite.Case, tuple[Result, ...]], None] | None = None,
 ) -> Measured:
     """Measure the kernels of some providers on the scenarios of some records; known failures are not verified."""
     if not providers:
-        return Measured({})
+        return Measured()
     cases = [c for c in suite.plan(providers, tier=TIER) if (c.surface, c.scenario) in set(names)]
     versions = suite.provenance(providers)
     results = suite.run_cases(cases, jobs=jobs, on_result=on_result, judge=measure.measure)
     failures = known_failures.applicable(known_failures.load(providers), native=on_device())
     results = known_failures.forgive(results, failures)
-    provenance = {name: _told(versions, name) for name in providers}
+    provenance = {name: _provider_provenance(versions, name) for name in providers}
     return Measured(measure.entries(results), tuple(results), provenance)
 
 
-def _told(versions: Mapping[str, Any], provider: str) -> str:
+def _provider_provenance(versions: Mapping[str, Any], provider: str) -> str:
     """What a provider's numbers depend on, in a line."""
     packages = ", ".join(f"{name} {versions[name]}" for name in ("jax", "jaxlib", "libtpu"))
     device = f"on {versions['backend']} ({versions['device_kind']})"
@@ -144,11 +155,7 @@ def review(folder: Path, names: Sequence[Name], measured: Measured, *, whole: bo
       trusting: refuse a record that is corrupt, rather than plan to replace it. Raises `GoldenError` then.
     """
     on_disk = stored(folder, names, trusting=trusting)
-    reviewed = []
-    for name in names:
-        found = compute(name)
-        providers = {p: e for (p, *case), e in measured.entries.items() if tuple(case) == name}
-        reviewed.append(_judge(folder, name, on_disk[name], found, providers, measured.provenance or {}))
+    reviewed = [_review_one(store.path_of(folder, name), name, on_disk[name], measured) for name in names]
     if whole:
         for path in store.strays(folder, names):
             gone = RecordDifference("file", "no such record", str(path), "no quick scenario and surface has it")
@@ -156,36 +163,45 @@ def review(folder: Path, names: Sequence[Name], measured: Measured, *, whole: bo
     return Review(tuple(reviewed), measured.results)
 
 
-def _judge(folder: Path, name: Name, old, found: dict, entries: dict, provenance: Mapping[str, str]) -> Reviewed:
+def _review_one(path: Path, name: Name, old: Stored, measured: Measured) -> Reviewed:
     """One record beside what was computed, and what an update would write."""
-    path, label = store.path_of(folder, name), "/".join(name)
+    label, found, entries = "/".join(name), compute(name), measured.of(name)
     if not isinstance(old, dict):
-        said = RecordDifference("record", "a file", "none", str(path))
-        if old is not None:
-            said = RecordDifference("record", "one that can be trusted", str(old))
         status: Status = "missing" if old is None else "corrupt"
-        return Reviewed(label, path, status, (said,), complete(found, entries, {}, provenance), accept(name))
-    had = old.get("providers", {})
+        absent = RecordDifference("record", "a file", "none", str(path))
+        difference = absent if old is None else RecordDifference("record", "one that can be trusted", str(old))
+        return Reviewed(
+            label, path, status, (difference,), complete(found, entries, {}, measured.provenance), accept(name)
+        )
+    recorded = old.get("providers", {})
     drifted = any(difference.kind == "drift" for difference in differences(old, found))
-    told = differences(old, found | ({"providers": entries} if entries else {}))
+    changes = differences(old, found | ({"providers": entries} if entries else {}))
     fresh = None
     if drifted:  # metrics are about the old question or the old answer
-        fresh = complete(found, entries, {}, provenance)
-    elif told:
-        moved = {
-            provider: entry
-            for provider, entry in entries.items()
-            if any(provider_differences(provider, had.get(provider), entry))
-        }
-        kept = {key: value for key, value in old.items() if key not in ("provenance", "providers", "digest")}
-        fresh = complete(kept, moved, had, provenance, old["provenance"])
-    missing = [provider for provider in suite.DEFAULT_PROVIDERS if provider not in {**had, **entries}]
-    told = [
-        replace(d, kind="unmeasured") if d.kind == "new" and d.field in suite.DEFAULT_PROVIDERS else d for d in told
+        fresh = complete(found, entries, {}, measured.provenance)
+    elif changes:
+        fresh = _with_changed_metrics(old, entries, measured.provenance)
+    missing = [provider for provider in suite.DEFAULT_PROVIDERS if provider not in {**recorded, **entries}]
+    changes = [
+        replace(d, kind="unmeasured") if d.kind == "new" and d.field in suite.DEFAULT_PROVIDERS else d for d in changes
     ]
-    told += [RecordDifference(provider, "its metrics", "none recorded", kind="unmeasured") for provider in missing]
-    again = tuple(had) if drifted else tuple(dict.fromkeys([*entries, *missing]))
-    return Reviewed(label, path, "changed" if told else "same", tuple(told), fresh, accept(name, again))
+    changes += [RecordDifference(provider, "its metrics", "none recorded", kind="unmeasured") for provider in missing]
+    again = tuple(recorded) if drifted else tuple(dict.fromkeys([*entries, *missing]))
+    return Reviewed(label, path, "changed" if changes else "same", tuple(changes), fresh, accept(name, again))
+
+
+def _with_changed_metrics(
+    old: Mapping[str, Any], entries: Mapping[str, Entry], provenance: Mapping[str, str]
+) -> dict[str, object]:
+    """A record whose oracle part stays, with the entries that left their tolerance."""
+    recorded = old.get("providers", {})
+    changed = {
+        provider: entry
+        for provider, entry in entries.items()
+        if any(provider_differences(provider, recorded.get(provider), entry))
+    }
+    kept = {key: value for key, value in old.items() if key not in ("provenance", "providers", "digest")}
+    return complete(kept, changed, recorded, provenance, old["provenance"])
 
 
 def accept(name: Name | None = None, providers: Iterable[str] = suite.DEFAULT_PROVIDERS) -> str:
@@ -198,19 +214,19 @@ def accept(name: Name | None = None, providers: Iterable[str] = suite.DEFAULT_PR
 
 
 def complete(
-    oracle_part: dict,
-    entries: Mapping,
-    kept: Mapping,
+    oracle_part: Mapping[str, object],
+    entries: Mapping[str, Entry],
+    kept: Mapping[str, Entry],
     provenance: Mapping[str, str],
     was: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
-    """A record to write: the oracle part, providers measured now and those kept, and how each part was made."""
+    """A record to write: the oracle part, providers measured now and those kept, and how each part was computed."""
     providers = {**kept, **entries}
-    told = {name: text for name, text in (was or {}).items() if name == "oracle" or name in kept}
-    told |= {name: text for name, text in provenance.items() if name in entries}
-    told.setdefault("oracle", oracle_provenance())
-    made = {**oracle_part, "provenance": told}
-    return {**made, "providers": providers} if providers else made
+    origins = {name: text for name, text in (was or {}).items() if name == "oracle" or name in kept}
+    origins |= {name: text for name, text in provenance.items() if name in entries}
+    origins.setdefault("oracle", oracle_provenance())
+    whole = {**oracle_part, "provenance": origins}
+    return {**whole, "providers": providers} if providers else whole
 
 
 def oracle_provenance() -> str:
@@ -230,9 +246,11 @@ def update(folder: Path, outcome: Review) -> list[Path]:
             f"nothing was recorded: the run has {len(outcome.rejections)} rejections, first {first.provider} "
             f"{first.surface} {first.scenario} {first.check}: {first.verdict.reason}"
         )
-    touched = store.write(folder, *(one.record for one in outcome.updates if one.record is not None))
+    from dsa_verify.golden import snapshot  # syrupy, which a check does not need
+
+    touched = snapshot.write(folder, *(one.record for one in outcome.updates if one.record is not None))
     for one in outcome.updates:
         if one.status == "orphan":
-            one.path.unlink()
+            snapshot.remove(one.path)
             touched.append(one.path)
     return touched

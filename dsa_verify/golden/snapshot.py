@@ -1,86 +1,78 @@
-"""Golden records as syrupy snapshots: `assert record == snapshot(name=...)`, `pytest --snapshot-update` to accept."""
+"""Records as syrupy snapshots: what a test compares, and the one place that writes or removes one."""
 
-import os
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from syrupy.assertion import SnapshotAssertion
-from syrupy.data import SnapshotCollections
-from syrupy.extensions.base import AbstractSyrupyExtension
+from syrupy.data import Snapshot, SnapshotCollection
+from syrupy.extensions.single_file import SingleFileSnapshotExtension
 
 from dsa_verify.errors import GoldenError
-from dsa_verify.golden import canonical, review, store
-from dsa_verify.golden.compare import differences
+from dsa_verify.golden import canonical, store
+from dsa_verify.golden.compare import RecordDifference, differences
 
 
-class GoldenExtension(AbstractSyrupyExtension):
-    """Stores a record where `dsa-verify golden` does and matches it as that does, within tolerance.
+class RecordStorage(SingleFileSnapshotExtension):
+    """One record a file: its canonical text, compared within tolerance. The index of a snapshot is the file's path."""
 
-    The index of a snapshot is `surface/scenario`. Set `folder` in a subclass. Orphans are the review's to find, so that
-    syrupy never deletes a record because a run did not reach it.
-    """
-
-    folder: Path
     file_extension = "json"
-    write_immediately = True
 
-    def serialize(self, data: Any, **_: Any) -> str:
-        return canonical.text(data)
+    def serialize(self, data: Any, **_: Any) -> bytes:
+        return canonical.text(data).encode()
 
     @classmethod
     def get_location(cls, *, test_location: Any, index: Any) -> str:
-        return str(store.path_of(cls.folder, tuple(str(index).split("/"))))  # pyright: ignore[reportArgumentType]
+        return str(index)
 
     @classmethod
     def matches_test_location(cls, **_: Any) -> bool:
-        return True
+        return True  # records are named for what they pin, not for a test
 
-    def read_snapshot_data_from_location(self, *, snapshot_location: str, **_: Any) -> str | None:
-        path = Path(snapshot_location)
-        found = store.read(self.folder, (path.parent.name, path.stem))
-        return None if found is None else canonical.text(found)
+    def read_snapshot_data_from_location(self, *, snapshot_location: str, **_: Any) -> bytes | None:
+        record = store.read_file(Path(snapshot_location))
+        return None if record is None else self.serialize(record)
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
-        found, wanted = (canonical.parse(text, "record") for text in (serialized_data, snapshot_data))
-        return not any(difference.kind == "drift" for difference in differences(wanted, found))
+        return not any(difference.kind == "drift" for difference in _differences(serialized_data, snapshot_data))
 
-    def diff_lines(self, serialized_data: Any, snapshot_data: Any):
-        if not snapshot_data:
-            return
-        found, wanted = (canonical.parse(text, "record") for text in (serialized_data, snapshot_data))
-        yield from map(str, differences(wanted, found))
+    def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
+        if snapshot_data:
+            yield from map(str, _differences(serialized_data, snapshot_data))
+
+
+class GoldenExtension(RecordStorage):
+    """What tests use, `assert record == snapshot(name=path)`: it compares, and `--snapshot-update` writes nothing."""
 
     @classmethod
-    def write_snapshot_collection(cls, *, snapshot_collection: Any, **_: Any) -> None:
-        for snapshot in snapshot_collection:
-            part = canonical.parse(snapshot.data, "record")
-            del part["digest"]
-            store.write(cls.folder, review.complete(part, {}, {}, {}))
-
-    def discover_snapshots(self, **_: Any) -> SnapshotCollections:
-        return SnapshotCollections()
-
-    def read_snapshot_collection(self, **_: Any) -> Any:
-        raise NotImplementedError("records are found by their name")
-
-    def delete_snapshots(self, **_: Any) -> None:
-        """Never: see the class."""
+    def write_snapshot_collection(cls, *, snapshot_collection: SnapshotCollection, **_: Any) -> None:
+        raise GoldenError(
+            "golden records are accepted by `dsa-verify golden update`, not by --snapshot-update; "
+            f"{snapshot_collection.location} was not written"
+        )
 
 
-def golden_snapshot(snapshot: SnapshotAssertion, folder: Path) -> SnapshotAssertion:
-    """syrupy's fixture over the records of a folder: `assert record == golden_snapshot(...)(name="surface/scenario")`.
+def write(folder: Path, *records: Mapping[str, Any]) -> list[Path]:
+    """Write records in canonical form; all of them, or none and `GoldenError` where one is beyond its size."""
+    storage = RecordStorage()
+    contents = {store.path_of(folder, (one["surface"], one["scenario"])): storage.serialize(one) for one in records}
+    for path, content in contents.items():
+        if len(content) > store.LARGEST:
+            raise GoldenError(
+                f"{path} would have {len(content)} bytes, at most {store.LARGEST} are allowed; see golden/README.md"
+            )
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        collection = SnapshotCollection(str(path))
+        collection.add(Snapshot(path.stem, content))
+        storage.write_snapshot_collection(snapshot_collection=collection)
+    return list(contents)
 
-    Raises `GoldenError` where `--snapshot-update` is refused: as `dsa-verify golden update` is, and by xdist workers,
-    of which each would find the folder changed by the others.
-    """
-    if snapshot.update_snapshots or snapshot.update_new_snapshots_only:
-        _allow_update(folder)
-    return snapshot.use_extension(type("Records", (GoldenExtension,), {"folder": folder}))
+
+def remove(path: Path) -> None:
+    """Remove the file of a record that has no scenario any more."""
+    RecordStorage().delete_snapshots(snapshot_location=str(path), snapshot_names={path.stem})
 
 
-@lru_cache  # once a process: afterwards the folder holds what this session wrote
-def _allow_update(folder: Path) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        raise GoldenError("golden records are updated by one process; run pytest with -n 0")
-    store.guard(folder)
+def _differences(serialized: bytes, snapshot: bytes) -> list[RecordDifference]:
+    found, stored = (canonical.parse(text.decode(), "the record") for text in (serialized, snapshot))
+    return differences(stored, found)

@@ -1,9 +1,10 @@
-"""The folder of records: reading, writing, what does not belong there, and when nothing may be written at all."""
+"""The folder of records: reading, what does not belong there, and when nothing may be written; see `snapshot`."""
 
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from dsa_verify.errors import ConfigError, GoldenError
 from dsa_verify.golden import canonical
@@ -31,32 +32,22 @@ def path_of(folder: Path, name: Name) -> Path:
     return folder / RECORDS / surface / f"{scenario}.json"
 
 
-def read(folder: Path, name: Name) -> dict | None:
+def read(folder: Path, name: Name) -> dict[str, Any] | None:
     """A record, or None where there is none. Raises `GoldenError` for one that cannot be trusted."""
-    path = path_of(folder, name)
+    return read_file(path_of(folder, name))
+
+
+def read_file(path: Path) -> dict[str, Any] | None:
+    """As `read`, for the path that a record has."""
     try:
         record = canonical.parse(path.read_bytes().decode("utf-8"), str(path))
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
         raise GoldenError(f"{path} is not UTF-8 ({error}); restore it with `git checkout -- {path}`") from error
-    if (record["surface"], record["scenario"]) != name:
+    if (record["surface"], record["scenario"]) != (path.parent.name, path.stem):
         raise GoldenError(f"{path} holds the record of {record['surface']}/{record['scenario']}; it was moved by hand")
     return record
-
-
-def write(folder: Path, *records: Mapping[str, object]) -> list[Path]:
-    """Write records in canonical form; all of them, or none and `GoldenError` where one is beyond its size."""
-    contents = {path_of(folder, (str(r["surface"]), str(r["scenario"]))): canonical.text(r).encode() for r in records}
-    for path, content in contents.items():
-        if len(content) > LARGEST:
-            raise GoldenError(
-                f"{path} would have {len(content)} bytes, at most {LARGEST} are allowed; see golden/README.md"
-            )
-    for path, content in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return list(contents)
 
 
 def strays(folder: Path, wanted: Iterable[Name]) -> list[Path]:

@@ -40,7 +40,7 @@ def test_the_same_compile_drifts_nowhere_and_changes_no_byte(folder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"temporaries": 106 * MIB}, "hbm_temp_bytes grew from 104,857,600 to 111,149,056"),
         ({"vmem_bytes": 22 * MIB}, "vmem_bytes grew from 20,971,520 to 23,068,672"),
@@ -48,8 +48,8 @@ def test_the_same_compile_drifts_nowhere_and_changes_no_byte(folder):
         ({"verdict": "rejected", "cause": "vmem"}, "was accepted, is rejected vmem"),
     ],
 )
-def test_what_grew_or_is_judged_otherwise_is_told(folder, changes, said):
-    assert any(said in one for one in moved(folder, **changes))
+def test_what_grew_or_is_judged_otherwise_is_reported(folder, changes, message):
+    assert any(message in one for one in moved(folder, **changes))
 
 
 def test_a_size_within_its_tolerance_or_smaller_fails_nothing(folder):
@@ -61,7 +61,7 @@ def test_a_smaller_size_is_written_by_the_next_update(folder):
     assert moved(folder, temporaries=60 * MIB) != []
 
 
-def test_a_case_without_a_record_is_told(folder):
+def test_a_case_without_a_record_is_reported(folder):
     assert "has no record; write it" in moved(folder, shape="other")[0]
 
 
@@ -78,20 +78,20 @@ def test_a_record_that_was_edited_is_refused(folder):
 
 
 def test_the_command_checks_and_says_how_it_ended(folder, monkeypatch):
-    def results(temporaries: int):
+    def compiled(temporaries: int):
         figures = Figures(temporaries, 2**30, 2**30, 2**30, 4 * MIB, 20 * MIB, None)
         return [Compiled(CASE, "accepted", "", "", figures, temporaries, figures.vmem)], {"libtpu": "2"}
 
     for temporaries, code in ((100 * MIB, 0), (200 * MIB, 1)):
-        monkeypatch.setattr(command, "_compile", lambda selection, size=temporaries: results(size))
-        said = CliRunner().invoke(command.compile_kernels, ["--golden", "check", "--folder", str(folder), "--json"])
-        assert said.exit_code == code, said.output
-        assert json.loads(said.stdout)["cases"][0]["hbm_temp_bytes"] == temporaries
-        assert f"golden: {2 * code} of 1 cases drifted" in said.stderr or code == 0
-    assert "golden: recorded with libtpu 1, compiled with 2" in said.stderr
+        monkeypatch.setattr(command, "_compile", lambda selection, size=temporaries: compiled(size))
+        result = CliRunner().invoke(command.compile_kernels, ["--golden", "check", "--folder", str(folder), "--json"])
+        assert result.exit_code == code, result.output
+        assert json.loads(result.stdout)["cases"][0]["hbm_temp_bytes"] == temporaries
+        assert f"golden: {2 * code} of 1 cases drifted" in result.stderr or code == 0
+    assert "golden: recorded with libtpu 1, compiled with 2" in result.stderr
 
 
 def test_an_update_is_refused_where_it_could_not_be_reviewed(folder):
-    said = CliRunner().invoke(command.compile_kernels, ["--golden", "update", "--folder", str(folder)])
-    assert said.exit_code != 0
-    assert isinstance(said.exception, GoldenError)
+    result = CliRunner().invoke(command.compile_kernels, ["--golden", "update", "--folder", str(folder)])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, GoldenError)

@@ -97,7 +97,7 @@ def test_constraints_pin_every_direct_dependency():
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
-        *(name for extra in ("tpu", "dev", "gate", "profile") for name in extras[extra]),
+        *(name for extra in ("tpu", "dev", "gate", "profile", "pytest") for name in extras[extra]),
     ]
 
     def canonical(requirement: str) -> str:

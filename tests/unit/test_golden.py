@@ -17,7 +17,7 @@ from dsa_verify.cli import main
 from dsa_verify.contract import SURFACES
 from dsa_verify.errors import GoldenError
 from dsa_verify.evidence import Result, Verdict
-from dsa_verify.golden import canonical, measure, review, store
+from dsa_verify.golden import canonical, measure, review, snapshot, store
 from dsa_verify.golden.compare import differences, grown, provider_differences
 from dsa_verify.golden.fingerprint import fingerprint, signs
 from dsa_verify.mutants.kernel_table import MUTANTS
@@ -46,7 +46,7 @@ def folder(tmp_path, records, monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     golden = tmp_path / "golden"
     golden.mkdir()
-    store.write(golden, *records.values())
+    snapshot.write(golden, *records.values())
     git(golden, "init", "-q")
     commit(golden)
     return golden
@@ -91,7 +91,7 @@ def test_unchanged_code_passes_and_an_update_changes_no_byte(folder):
     assert contents(folder) == before
 
 
-def test_one_bit_of_a_selection_is_told_with_its_token_and_position(folder, monkeypatch):
+def test_one_bit_of_a_selection_is_reported_with_its_token_and_position(folder, monkeypatch):
     def swap(expected, batch):
         best = expected.selection.best.copy()
         left = np.setdiff1d(np.arange(batch.positions[7]), best[7])
@@ -111,7 +111,7 @@ def test_one_bit_of_a_selection_is_told_with_its_token_and_position(folder, monk
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (7, 2, 45), (14, 3, 127)])
-def test_one_output_element_by_its_budget_is_told_with_its_token(folder, monkeypatch, place):
+def test_one_output_element_by_its_budget_is_reported_with_its_token(folder, monkeypatch, place):
     def shift(expected, batch):
         exact = expected.attention
         width = batch.ql_nope.shape[-1] + batch.q_pe.shape[-1]
@@ -127,19 +127,19 @@ def test_one_output_element_by_its_budget_is_told_with_its_token(folder, monkeyp
     assert "tokens moved" not in result.stdout
 
 
-def test_a_sampled_element_is_told_with_its_coordinates(records):
+def test_a_sampled_element_is_reported_with_its_coordinates(records):
     name = SURFACE, SINGLE
     batch = batch_of(SCENARIOS[SINGLE])
     before = oracle.expected(SURFACE, batch).attention.out
     at = next(iter(records[name]["outputs"]["out"]["samples"]))
     found = json.loads(json.dumps(records[name]))
     found["outputs"]["out"]["samples"][at] += 1e-6
-    (told,) = differences(records[name], found)
-    assert told.field == f"out[{at}]"
-    assert float(told.expected) == pytest.approx(before[tuple(map(int, at.split(",")))], rel=1e-11)
+    (difference,) = differences(records[name], found)
+    assert difference.field == f"out[{at}]"
+    assert float(difference.expected) == pytest.approx(before[tuple(map(int, at.split(",")))], rel=1e-11)
 
 
-def test_another_seed_is_told_by_recipe_and_inputs(folder, monkeypatch):
+def test_another_seed_is_reported_by_recipe_and_inputs(folder, monkeypatch):
     monkeypatch.setitem(SCENARIOS, SINGLE, dataclasses.replace(SCENARIOS[SINGLE], seed=7))
     result = golden("check", folder)
     assert result.exit_code == 1
@@ -148,7 +148,7 @@ def test_another_seed_is_told_by_recipe_and_inputs(folder, monkeypatch):
     assert "signed sum" not in result.stdout  # a consequence, not a second finding
 
 
-def test_another_scenario_is_told_by_its_requests(folder, monkeypatch):
+def test_another_scenario_is_reported_by_its_requests(folder, monkeypatch):
     scenario = SCENARIOS[SINGLE]
     requests = (Request(scenario.requests[0].kv_len + 1, 4), *scenario.requests[1:])
     monkeypatch.setitem(SCENARIOS, SINGLE, dataclasses.replace(scenario, requests=requests))
@@ -157,7 +157,7 @@ def test_another_scenario_is_told_by_its_requests(folder, monkeypatch):
     assert "recipe requests: expected 153:4 " in result.stdout and "found 154:4 " in result.stdout
 
 
-def test_another_cache_is_told_by_its_page(folder, monkeypatch):
+def test_another_cache_is_reported_by_its_page(folder, monkeypatch):
     slots = []
 
     def flip(expected, batch):
@@ -172,7 +172,7 @@ def test_another_cache_is_told_by_its_page(folder, monkeypatch):
     assert f"(written pages {slots[0] // 16} differ)" in result.stdout
 
 
-def test_a_loosened_budget_is_told(folder, monkeypatch):
+def test_a_loosened_budget_is_reported(folder, monkeypatch):
     monkeypatch.setattr(tolerance, "MARGIN", 1.6)
     result = golden("check", folder)
     assert result.exit_code == 1
@@ -305,10 +305,10 @@ def test_a_device_counts_no_bytes_and_is_not_held_against_them():
 
 
 def test_changed_promise_and_lost_kernel_fail():
-    (told,) = provider_differences("jnp", METRICS, {**METRICS, "promise": {"logit_dtype": "bfloat16"}})
-    assert (told.kind, told.field) == ("drift", "jnp promises logit_dtype")
-    (told,) = provider_differences("jnp", METRICS, {"not_verified": "no such kernel"})
-    assert told.kind == "drift" and "no such kernel" in told.found
+    (difference,) = provider_differences("jnp", METRICS, {**METRICS, "promise": {"logit_dtype": "bfloat16"}})
+    assert (difference.kind, difference.field) == ("drift", "jnp promises logit_dtype")
+    (difference,) = provider_differences("jnp", METRICS, {"not_verified": "no such kernel"})
+    assert difference.kind == "drift" and "no such kernel" in difference.found
 
 
 def test_kernels_are_measured_and_compared_with_the_record(folder):
@@ -369,7 +369,7 @@ def test_provider_without_recorded_metrics_is_not_verified(folder):
 
 def test_missing_metrics_fail_with_the_command_that_measures_them(folder, records):
     record = {key: value for key, value in records[SURFACE, SINGLE].items() if key != "providers"}
-    store.write(folder, record)
+    snapshot.write(folder, record)
     result = golden("check", folder)
     assert result.exit_code == 1
     assert "builtin: expected its metrics, found none recorded" in result.stdout
@@ -457,7 +457,7 @@ def test_record_beyond_its_size_is_not_written(folder, records):
     record = {**records[SELECTING, SINGLE], "selection": ["0" * 512] * 16}
     before = contents(folder)
     with pytest.raises(GoldenError, match="at most 8192"):
-        store.write(folder, {**records[SURFACE, SINGLE], "recipe": {}}, record)
+        snapshot.write(folder, {**records[SURFACE, SINGLE], "recipe": {}}, record)
     assert contents(folder) == before
 
 
@@ -521,19 +521,18 @@ def test_json_document(folder):
     assert document["records"][0]["name"] == f"{SURFACE}/{SINGLE}"
 
 
+# One way to accept a record, and what it needs ----------------------------------------------------------------------
+
 SNAPSHOT_TEST = """
-import dataclasses, pathlib, pytest
+import dataclasses, pathlib
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.golden import review
-from dsa_verify.golden.snapshot import golden_snapshot
+from dsa_verify.golden.snapshot import GoldenExtension
 
-NAME = ({surface!r}, {scenario!r})
-
-@pytest.mark.parametrize("seed", [{seed}])
-def test_record(snapshot, seed):
-    SCENARIOS[NAME[1]] = dataclasses.replace(SCENARIOS[NAME[1]], seed=seed)
-    golden = golden_snapshot(snapshot, pathlib.Path({folder!r}))
-    assert review.compute(NAME) == golden(name="/".join(NAME))
+def test_record(snapshot):
+    SCENARIOS[{scenario!r}] = dataclasses.replace(SCENARIOS[{scenario!r}], seed={seed})
+    stored = snapshot.with_defaults(extension_class=GoldenExtension)
+    assert review.compute(({surface!r}, {scenario!r})) == stored(name={path!r})
 """
 
 
@@ -544,25 +543,75 @@ def snapshots(pytester, folder, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def run(seed, *arguments):
-        content = SNAPSHOT_TEST.format(surface=SURFACE, scenario=SINGLE, seed=seed, folder=str(folder))
+        path = str(store.path_of(folder, (SURFACE, SINGLE)))
+        content = SNAPSHOT_TEST.format(surface=SURFACE, scenario=SINGLE, seed=seed, path=path)
         pytester.makepyfile(test_records=content)
         return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error", *arguments)
 
     return run
 
 
-def test_syrupy_accepts_within_tolerance_and_rewrites_nothing(snapshots, folder):
-    before = contents(folder)
-    assert snapshots(1002, "--snapshot-update").ret == 0
-    assert contents(folder) == before
-
-
-def test_syrupy_tells_a_difference_as_the_command_does_and_updates_by_its_rules(snapshots, folder):
+def test_syrupy_accepts_within_tolerance_and_tells_a_difference_as_the_command_does(snapshots):
+    assert snapshots(1002).ret == 0
     result = snapshots(7)
     assert result.ret == 1
     assert any("recipe seed: expected 1002, found 7" in line for line in result.outlines)
-    assert snapshots(7, "--snapshot-update").ret == 0
-    record = store.read(folder, (SURFACE, SINGLE))
-    assert record["recipe"]["seed"] == 7 and "providers" not in record
-    result = snapshots(8, "--snapshot-update")
-    assert result.ret == 1 and "not committed" in "\n".join(result.outlines)
+
+
+@pytest.mark.parametrize("option", ["--snapshot-update", "--snapshot-update-new-only"])
+@pytest.mark.parametrize("present", [True, False])
+def test_pytest_writes_and_removes_no_record(snapshots, folder, option, present):
+    if not present:
+        store.path_of(folder, (SURFACE, SINGLE)).unlink()
+    before = contents(folder)
+    result = snapshots(7, option)
+    assert result.ret == 1
+    if not (present and option.endswith("new-only")):  # where syrupy does not try to write, it tells the difference
+        assert any("golden records are accepted by `dsa-verify golden update`" in line for line in result.outlines)
+    assert contents(folder) == before
+
+
+def test_what_the_command_accepts_the_snapshot_test_accepts(snapshots, folder, monkeypatch):
+    monkeypatch.setitem(SCENARIOS, SINGLE, dataclasses.replace(SCENARIOS[SINGLE], seed=7))
+    assert snapshots(7).ret == 1
+    assert golden("update", folder).exit_code == 0
+    assert snapshots(7).ret == 0
+
+
+WITHOUT = """
+import sys
+for name in ("pytest", "_pytest", "syrupy", "xdist"):
+    sys.modules[name] = None
+from dsa_verify.cli import main
+main({arguments!r})
+"""
+
+
+def without_pytest(*arguments):
+    """Run a command where pytest and what comes with it are not installed."""
+    code = WITHOUT.format(arguments=list(map(str, arguments)))
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([name, "--help"] for name in main.commands),
+        ["list", "scenarios"],
+        ["doctor"],
+        ["golden", "check", "--surface", "cache_write", "--scenario", "single-*"],
+        ["parity", "--provider", "jnp", "--surface", "cache_write", "--scenario", SINGLE],
+    ],
+    ids=" ".join,
+)
+def test_commands_need_no_pytest(arguments):
+    result = without_pytest(*arguments)
+    assert result.returncode == 0, result.stderr
+
+
+def test_only_an_update_needs_syrupy_and_says_so_before_it_computes(folder):
+    before = contents(folder)
+    result = without_pytest("golden", "update", "--folder", folder)
+    assert result.returncode == 2
+    assert result.stderr == "dsa-verify: golden update needs the package syrupy; pip install 'dsa-verify[pytest]'\n"
+    assert contents(folder) == before
