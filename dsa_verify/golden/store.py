@@ -1,4 +1,4 @@
-"""The folder of records: reading, what does not belong there, and when nothing may be written; see `snapshot`."""
+"""The folder of records: where each is, reading, what does not belong there, and when nothing may be written."""
 
 import os
 import subprocess
