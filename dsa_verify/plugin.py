@@ -5,13 +5,20 @@ that pytest shares among plugins begins with `dsa`, and a run without such a tes
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dsa_verify.errors import Exit
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadGroupScheduling
+
+    from dsa_verify.run.suite import Case
 
 # Loaded into every pytest run where dsa-verify is installed, so nothing heavy is imported until a parity test is met.
 
@@ -43,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log):
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadGroupScheduling | None":
     """Keep the cases of one static shape on one xdist worker; scattered, each worker would compile it again.
 
     Marks of `xdist_group` would say the same, but pytest 9.2 drops the suffix by which xdist 3.8 passes them on.
@@ -134,7 +141,7 @@ def _path(config: pytest.Config, option: str) -> Path | None:
 
 
 @pytest.fixture
-def dsa_run(request: pytest.FixtureRequest):
+def dsa_run(request: pytest.FixtureRequest) -> "Callable[[Case], None]":
     """A function that verifies one case and ends the test: it fails on a rejection, skips what was not verified."""
 
     def run(case) -> None:
@@ -182,7 +189,9 @@ def _rejection(results) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if "dsa_case" in getattr(item, "fixturenames", ()) and call.when == "call":
         setattr(report, _RAN, getattr(item, _RAN, {"verified": 0, "known": []}))

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +126,7 @@ class Batch:
             owned[self.slots(seq)] = True
         return owned
 
-    def replace(self, **changes) -> "Batch":
+    def replace(self, **changes: Any) -> "Batch":
         return dataclasses.replace(self, **changes)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dsa_verify.batch.values import HIDDEN, LAYER, LOUDNESS, Q_LORA, stream
 from dsa_verify.shapes import ModelShape
@@ -27,7 +28,7 @@ class IndexerWeights:
             getattr(self, field.name).flags.writeable = False
 
 
-def indexer_weights(shape: ModelShape, dtype, seed: int) -> IndexerWeights:
+def indexer_weights(shape: ModelShape, dtype: DTypeLike, seed: int) -> IndexerWeights:
     """Random weights of unit gain. Keys have a mean beside their variance: a norm that leaves it in gives others."""
     heads, dim, hidden, rank = shape.index_n_heads, shape.index_head_dim, shape.hidden_size, shape.q_lora_rank
     dims = [(heads * dim, rank), (dim, hidden), (dim,), (dim,), (heads, hidden)]

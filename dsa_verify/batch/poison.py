@@ -1,6 +1,7 @@
 """Poison: what stands in memory that nobody owns, and variants of a batch that may change nothing."""
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dsa_verify.batch.batch import BY_TOKEN, Batch
 from dsa_verify.batch.requests import page_count
@@ -10,7 +11,7 @@ HUGE = 3.0e4
 """Finite poison: far outside the signal, inside every dtype. For kernels that demand finite memory."""
 
 
-def poison_rows(count: int, width: int, dtype, finite: bool, seed: int) -> np.ndarray:
+def poison_rows(count: int, width: int, dtype: DTypeLike, finite: bool, seed: int) -> np.ndarray:
     """Rows of poison [count, width]: NaN, or finite values of about 3e4 with random signs."""
     if not finite:
         return np.full((count, width), np.nan, dtype)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dsa_verify.batch.batch import Batch
 from dsa_verify.batch.indexer import hidden_states, indexer_weights
@@ -231,7 +232,7 @@ class _Builder:
         return chosen
 
 
-def latent_rows(c_kv: np.ndarray, k_pe: np.ndarray, width: int, dtype) -> np.ndarray:
+def latent_rows(c_kv: np.ndarray, k_pe: np.ndarray, width: int, dtype: DTypeLike) -> np.ndarray:
     """Rows of the latent cache, `[c_kv | pad | k_pe | pad]` [n, width], pads zero."""
     at = align(c_kv.shape[1], LANES)
     rows = np.zeros((len(c_kv), width), dtype)

@@ -89,7 +89,7 @@ class Ties(Signal):
     def __init__(self, plateau: bool) -> None:
         self.plateau = plateau
 
-    def content(self, shape, seed, seq, kv_len, page_size) -> Content:
+    def content(self, shape: ModelShape, seed: int, seq: int, kv_len: int, page_size: int) -> Content:
         base = super().content(shape, seed, seq, kv_len, page_size)
         rng = stream(seed, KEY, seq)
         keys = np.zeros((kv_len, shape.index_head_dim))
@@ -101,7 +101,7 @@ class Ties(Signal):
             keys[:, :3] = rng.integers(-1, 2, (kv_len, 3)) * (1 + np.arange(kv_len) // page_size % 2)[:, None]
         return Content(base.c_kv, base.k_pe, keys)
 
-    def queries(self, shape, seed, seq, positions) -> Queries:
+    def queries(self, shape: ModelShape, seed: int, seq: int, positions: np.ndarray) -> Queries:
         base = super().queries(shape, seed, seq, positions)
         rng = stream(seed, INDEX_QUERY, seq)
         index_q = np.zeros_like(base.index_q)
@@ -137,7 +137,7 @@ class Document:
         start = (seq * 977) % (len(ids) - kv_len + 1)
         return ids[start : start + kv_len]
 
-    def content(self, shape, seed, seq, kv_len, page_size) -> Content:
+    def content(self, shape: ModelShape, seed: int, seq: int, kv_len: int, page_size: int) -> Content:
         ids = self._words(seq, kv_len)
         local = stream(seed, LATENT, seq).standard_normal((kv_len, shape.kv_lora_rank))
         return Content(
@@ -146,7 +146,7 @@ class Document:
             index_k=_rotated(_embed(KEY, shape.index_head_dim, ids), np.arange(kv_len)),
         )
 
-    def queries(self, shape, seed, seq, positions) -> Queries:
+    def queries(self, shape: ModelShape, seed: int, seq: int, positions: np.ndarray) -> Queries:
         last = int(positions[-1]) + 1 if len(positions) else 0
         ids = self._words(seq, last)[positions] if last else np.zeros(0, int)
         noise = Signal().queries(shape, seed, seq, positions)

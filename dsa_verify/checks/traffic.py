@@ -121,5 +121,5 @@ def _needs(evidence: Evidence) -> np.ndarray:
 
 def _causal(batch: Batch) -> np.ndarray:
     """bool[tokens, pages_per_seq]: the pages up to that of the token itself; none for padding."""
-    last = np.where(batch.real, batch.positions // batch.page_size, -1).astype(np.int64)
-    return np.arange(batch.page_table.shape[1]) <= last[:, None]
+    last = np.where(batch.real, batch.positions // batch.page_size, -1)
+    return np.arange(int(batch.page_table.shape[1])) <= last[:, None]

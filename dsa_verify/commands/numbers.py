@@ -11,7 +11,9 @@ class Numbers(click.ParamType):
     def __init__(self, least: int) -> None:
         self.least = least
 
-    def convert(self, value, param, ctx) -> tuple[int, ...]:
+    def convert(
+        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in value.split(",")]

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +23,7 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--prefix-cache", is_flag=True, help="Keep pages of prompts for later ones; a gate wants none.")
 @click.option("--kernels", type=click.Choice(["pallas", "jnp"]), help="[default: pallas on a TPU, jnp elsewhere]")
-def serve(host: str, port: int, **options) -> None:
+def serve(host: str, port: int, **options: Any) -> None:
     """Serve a model over HTTP; its URL is the one line on stdout.
 
     DSA_* variables choose the attention backend, as in SGLang-JAX: DSA_PREFILL_SPARSE=1 makes prefill sparse. Requests

@@ -1,6 +1,7 @@
 """What must hold between two steps of an engine: every page is free, cached or mapped, exactly as its count says."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 from dsa_verify.batch.requests import page_count
@@ -8,7 +9,7 @@ from dsa_verify.engine.request import Sequence
 from dsa_verify.engine.scheduler import Scheduler
 
 
-def problems(scheduler: Scheduler):
+def problems(scheduler: Scheduler) -> Iterator[str]:
     """Every contradiction between sequences, prefix cache and pool."""
     yield from scheduler.pool.problems()
     yield from _count_problems(scheduler)

@@ -1,6 +1,6 @@
 """Page pool: hands out pages and counts who refers to each; a page is free again when nobody does."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class PagePool:
             if not self._references[page]:
                 self._free.append(page)
 
-    def problems(self):
+    def problems(self) -> Iterator[str]:
         """Contradictions between the counts and the free pages."""
         unused = [page for page, count in self._references.items() if count == 0]
         if sorted(self._free) != unused:

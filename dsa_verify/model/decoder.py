@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dsa_verify.kernels.jnp.projections import linear, project, rotate, turns
 from dsa_verify.model.backend import (
@@ -70,7 +71,7 @@ class StepOutput(NamedTuple):
     selections: tuple[Selection | None, ...]
 
 
-def load_params(config: ModelConfig, weights: Mapping[str, np.ndarray], dtype) -> dict[str, jax.Array]:
+def load_params(config: ModelConfig, weights: Mapping[str, np.ndarray], dtype: DTypeLike) -> dict[str, jax.Array]:
     """Weights as the decoder takes them: kv_b_proj split by head into W_UK and W_UV, experts stacked.
 
     The router, its bias and norm weights stay float32.
@@ -93,7 +94,7 @@ def load_params(config: ModelConfig, weights: Mapping[str, np.ndarray], dtype) -
     return params
 
 
-def new_pools(config: ModelConfig, pages: int, page_size: int, dtype) -> tuple[Caches, ...]:
+def new_pools(config: ModelConfig, pages: int, page_size: int, dtype: DTypeLike) -> tuple[Caches, ...]:
     """Empty pools, one pair a layer; shared layers have no index keys."""
     width = align(config.kv_lora_rank, LANES) + align(config.qk_rope_head_dim, LANES)
     latent, keys = (pages, page_size, width), (pages, page_size, config.index_head_dim)

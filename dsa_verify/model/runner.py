@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
-from typing import Any, cast
+from pathlib import Path
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dsa_verify.engine.step import Step
 from dsa_verify.model.backend import LayerPath, Metadata, Mode
@@ -40,7 +41,7 @@ class ModelRunner:
     backend: BackendConfig
     page_size: int
     pool_pages: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
     on_choice: Callable[[Chosen], None] | None = None
     paths: Counter[tuple[str, int, LayerPath]] = field(default_factory=Counter)
 
@@ -48,7 +49,9 @@ class ModelRunner:
         self.pools = new_pools(self.config, self.pool_pages, self.page_size, self.dtype)
 
     @classmethod
-    def load(cls, folder: FilePath, backend: BackendConfig, page_size: int, pool_pages: int, dtype=jnp.float32):
+    def load(
+        cls, folder: Path, backend: BackendConfig, page_size: int, pool_pages: int, dtype: DTypeLike = jnp.float32
+    ) -> "ModelRunner":
         """A runner of a checkpoint directory. Raises `ConfigError`."""
         config = read_config(folder)
         params = load_params(config, read_weights(folder, config), dtype)

@@ -26,7 +26,7 @@ class Vectors:
     rounding: np.ndarray
     arithmetic: np.ndarray
 
-    def error(self, dtype) -> np.ndarray:
+    def error(self, dtype: object) -> np.ndarray:
         """How far a computed vector may be off, to first order."""
         return unit_roundoff(dtype) * self.rounding + U32 * self.arithmetic
 
@@ -73,7 +73,7 @@ def keys(projected: Projected) -> Keys:
     return Keys(**vars(projected.keys))
 
 
-def score_error(projected: Projected, rows: slice, history: np.ndarray, own: np.ndarray, dtype) -> np.ndarray:
+def score_error(projected: Projected, rows: slice, history: np.ndarray, own: np.ndarray, dtype: object) -> np.ndarray:
     """How far scores may be off because queries, keys and weights are, f64[queries, kv].
 
     Args:

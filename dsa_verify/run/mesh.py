@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from dsa_verify.contract import Kernel, Surface, check_call, surface_named
 from dsa_verify.errors import ConfigError, DsaVerifyError, NotSimulated, ProviderError, RuntimeUnsupported
 from dsa_verify.run.verify import batch_axes, named, on_device
 from dsa_verify.runtime.run import QUICK_COMPILE
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
 
 HEADS = 4
 """Attention heads of the mini shapes, which nearly all scenarios have: over more devices they cannot be split."""
@@ -145,7 +148,7 @@ def _mesh(grid: Grid):
     return jax.make_mesh((grid.data, grid.tensor), ("data", "tensor"), (AxisType.Auto,) * 2)
 
 
-def spec(axes: tuple[str, ...]):
+def spec(axes: tuple[str, ...]) -> "PartitionSpec":
     """How an array with these axes of the contract is split: steps over `data`, heads over `tensor`, weights not."""
     from jax.sharding import PartitionSpec
 

@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -227,7 +227,9 @@ def job_count(jobs: int | None, groups: int) -> int:
     return max(1, min(jobs or os.cpu_count() or 1, groups))
 
 
-def in_process(groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Result, ...]]):
+def in_process(
+    groups: Iterable[Sequence[Case]], work: Callable[[Case], tuple[Result, ...]]
+) -> Generator[tuple[Case, tuple[Result, ...]], None, None]:
     """As `workers.run_groups`, without workers."""
     workers.prepare_environment()
     for group in groups:

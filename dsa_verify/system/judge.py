@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from dsa_verify.engine import Engine, EngineConfig, Step
 from dsa_verify.errors import EngineError
 from dsa_verify.system.wirings import Wiring
 from dsa_verify.system.workloads import Played, Workload, Wrong, demand_streamed, demand_whole_pool, play
+
+if TYPE_CHECKING:
+    from dsa_verify.model.model_config import ModelConfig
 
 CHECKS = {
     "engine": "the engine contradicts itself or leaks pages, a request is stuck or loses tokens, a kernel breaks",
@@ -113,7 +117,7 @@ def _wrong_write(engine: Watched, runner) -> str | None:
     return None
 
 
-def rounding(config) -> float:
+def rounding(config: "ModelConfig") -> float:
     """How far float32 logits may be from exact ones, of the largest, and scores too.
 
     About twelve matrix products a layer, each off by 2 sqrt(W) u32 of its result (checks/tolerance.py, step 2), W the

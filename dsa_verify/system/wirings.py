@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from dsa_verify.runtime import interpreted
 from dsa_verify.runtime.watch import CallRecorder
 from dsa_verify.system.random_model import DOCUMENTS, weights_of
 from dsa_verify.system.reference import Reference
+
+if TYPE_CHECKING:
+    from dsa_verify.model.model_config import ModelConfig
+    from dsa_verify.model.runner import ModelRunner
 
 PAGE_SIZE = 16
 EVERYTHING = 128
@@ -22,7 +27,7 @@ EVERYTHING = 128
 class Wiring:
     """A configuration of the backend.
 
-    decode, prefill: what full and shared layers must run in decodes, and in extend and mixed steps, as `str(Path)`.
+    decode, prefill: what full and shared layers must run in decodes, and in extend and mixed ones, as `str(LayerPath)`.
     same_as: an earlier wiring of the same mathematics, whose answers it must give.
     index_topk, kind, layers: of the model behind it, which has all layers of its kind unless told.
     """
@@ -45,7 +50,7 @@ class Wiring:
         return (self.decode if mode == "decode" else self.prefill)[layer_kind == "shared"]
 
     @property
-    def config(self):
+    def config(self) -> "ModelConfig":
         """The model: GLM's layers share selections two by two, DeepSeek's all choose for themselves."""
         return _config(self.kind, self.index_topk, self.layers or DOCUMENTS[self.kind]["num_hidden_layers"])
 
@@ -58,7 +63,7 @@ class Wiring:
         weights = {name: value.astype(float) for name, value in _weights(self.config).items()}
         return Reference(self.config, weights, self.backend, PAGE_SIZE)
 
-    def runner(self, pool_pages: int):
+    def runner(self, pool_pages: int) -> "ModelRunner":
         """A `ModelRunner` whose pools hold NaN wherever nothing was written."""
         import jax
         import jax.numpy as jnp

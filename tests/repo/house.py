@@ -105,6 +105,26 @@ def long_functions() -> dict[str, int]:
     return found
 
 
+def unannotated() -> list[str]:
+    """Public functions, and methods of public classes, that leave a parameter or what they return without a type."""
+    found = []
+    for path in modules():
+        for owner in _public_owners(ast.parse(path.read_text("utf-8"))):
+            for node in owner.body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                    given += [extra for extra in (node.args.vararg, node.args.kwarg) if extra]
+                    bare = [one for one in given if one.annotation is None and one.arg not in ("self", "cls")]
+                    if bare or node.returns is None:
+                        found.append(f"{path.relative_to(PACKAGE)}:{node.name}")
+    return found
+
+
+def _public_owners(tree: ast.Module) -> list[ast.Module | ast.ClassDef]:
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    return [tree, *classes]
+
+
 def report() -> str:
     """All of it for a reader."""
     graph, doubles, long = arrows(), classes_in_two_places(), long_functions()
@@ -119,6 +139,7 @@ def report() -> str:
             *(f"    {name}: {', '.join(where)}: {SAME_NAME.get(name, 'no reason')}" for name, where in doubles.items()),
             f"functions over {LONG} lines     {len(long)}",
             *(f"    {name}: {lines}" for name, lines in sorted(long.items(), key=lambda item: -item[1])),
+            f"functions without types    {len(unannotated())}",
             f"README lines               {readme}",
         ]
     )

@@ -17,6 +17,10 @@ def test_long_functions_grow_no_more():
     assert len(house.long_functions()) <= 14
 
 
+def test_every_public_function_says_its_types():
+    assert house.unannotated() == []
+
+
 @pytest.mark.parametrize("line", ["rooms", "arrows", "circles                    0", "README lines"])
 def test_report_names_each_measure(line):
     assert line in house.report()
