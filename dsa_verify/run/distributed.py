@@ -186,7 +186,7 @@ def _watch(child: int, said: int, hosts: Hosts, say: Callable[[str], None]) -> i
         if not select.select([said], [], [], left)[0]:
             continue
         if not (text := os.read(said, 1 << 16)):  # the child ended
-            return _told(os.waitpid(child, 0)[1], last, hosts, say)
+            return _exit_code_of(os.waitpid(child, 0)[1], last, hosts, say)
         last, end = text.decode().splitlines()[-1], time.monotonic() + hosts.patience
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -197,7 +197,7 @@ def _watch(child: int, said: int, hosts: Hosts, say: Callable[[str], None]) -> i
     return Exit.BROKE
 
 
-def _told(status: int, last: str, hosts: Hosts, say: Callable[[str], None]) -> int:
+def _exit_code_of(status: int, last: str, hosts: Hosts, say: Callable[[str], None]) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code

@@ -39,18 +39,18 @@ def parse(text: str) -> tuple[int, int]:
 def take(
     cases: Sequence[Case], index: int, of: int, seconds: Mapping[str, float] | None = None
 ) -> tuple[Shard, tuple[Case, ...], tuple[Case, ...]]:
-    """One shard of a plan: what it is, its cases in plan order, and all other cases. seconds: as for `cut`.
+    """One shard of a plan: what it is, its cases in plan order, and all other cases. seconds: as for `divide`.
 
     Raises `ConfigError`.
     """
-    dealt = cut(cases, of, seconds)
+    dealt = divide(cases, of, seconds)
     names = "\n\n".join("\n".join(case.name for case in one) for one in dealt)
     mine = set(dealt[index - 1])
     shard = Shard(index, of, hashlib.sha256(names.encode()).hexdigest()[:16])
     return shard, dealt[index - 1], tuple(case for case in cases if case not in mine)
 
 
-def cut(cases: Sequence[Case], of: int, seconds: Mapping[str, float] | None = None) -> list[tuple[Case, ...]]:
+def divide(cases: Sequence[Case], of: int, seconds: Mapping[str, float] | None = None) -> list[tuple[Case, ...]]:
     """Every shard of a plan; the same cases, number and durations give the same shards, none of them empty.
 
     Pieces, heaviest first, go to the shard that has least. A group that shares compilations is one piece unless it is
@@ -95,10 +95,10 @@ def _weights(cases: Sequence[Case], seconds: Mapping[str, float] | None) -> dict
     if seconds is None:
         mean = sum(map(suite.cost_of, cases)) / len(cases)
         return {case: 1 + suite.cost_of(case) / mean for case in cases}
-    told = sorted(seconds[case.name] for case in cases if case.name in seconds)
-    if not told:
+    known = sorted(seconds[case.name] for case in cases if case.name in seconds)
+    if not known:
         raise ConfigError("--durations holds none of the cases to run; give the --json document of a run of this plan")
-    median = told[len(told) // 2]
+    median = known[len(known) // 2]
     return {case: max(seconds.get(case.name, median), LEAST) for case in cases}
 
 

@@ -44,7 +44,7 @@ def comparable(document):
 
 @pytest.mark.parametrize("of", [1, 2, 3, 7, 50])
 def test_every_case_is_in_one_shard_in_plan_order(of):
-    dealt = partition.cut(PLAN, of)
+    dealt = partition.divide(PLAN, of)
     assert sorted((case for one in dealt for case in one), key=PLAN.index) == list(PLAN)
     assert all(list(one) == sorted(one, key=PLAN.index) for one in dealt)
     assert all(dealt)
@@ -53,7 +53,7 @@ def test_every_case_is_in_one_shard_in_plan_order(of):
 @pytest.mark.parametrize("of", [2, 4, 8])
 def test_shards_are_even_by_what_cases_took(of):
     seconds = {case.name: 0.1 + (index * 7919 % 101) / 10 for index, case in enumerate(PLAN)}
-    loads = [sum(seconds[case.name] for case in one) for one in partition.cut(PLAN, of, seconds)]
+    loads = [sum(seconds[case.name] for case in one) for one in partition.divide(PLAN, of, seconds)]
     # A piece is at most half of a fair share, and the shard that gets the last piece was the lightest.
     assert max(loads) <= 1.5 * sum(loads) / of
 
@@ -61,12 +61,12 @@ def test_shards_are_even_by_what_cases_took(of):
 def test_one_slow_case_gets_a_shard_of_its_own():
     cases = suite.plan(["jnp"], ["cache_write"])
     seconds = {case.name: 1.0 for case in cases} | {cases[3].name: 1000.0}
-    dealt = partition.cut(cases, 2, seconds)
+    dealt = partition.divide(cases, 2, seconds)
     assert (cases[3],) in dealt
 
 
 def test_a_group_that_is_light_stays_together():
-    dealt = partition.cut(PLAN, 4)
+    dealt = partition.divide(PLAN, 4)
     homes: dict[tuple, set[int]] = {}
     for index, one in enumerate(dealt):
         for case in one:
@@ -76,9 +76,9 @@ def test_a_group_that_is_light_stays_together():
 
 def test_as_many_shards_as_cases_have_one_each():
     cases = suite.plan(["jnp"], ["cache_write"], ["single-*"])
-    assert [len(one) for one in partition.cut(cases, len(cases))] == [1] * len(cases)
+    assert [len(one) for one in partition.divide(cases, len(cases))] == [1] * len(cases)
     with pytest.raises(ConfigError, match=f"ask for at most {len(cases)}"):
-        partition.cut(cases, len(cases) + 1)
+        partition.divide(cases, len(cases) + 1)
 
 
 def test_the_digest_tells_cuts_apart():
@@ -173,7 +173,7 @@ def test_what_cannot_be_cut_exits_2(arguments, message):
 def test_a_case_that_is_new_weighs_as_the_median():
     cases = suite.plan(["jnp"], ["cache_write"])
     told = {case.name: 2.0 for case in cases[::2]}
-    assert partition.cut(cases, 2, told) == partition.cut(cases, 2, {case.name: 2.0 for case in cases})
+    assert partition.divide(cases, 2, told) == partition.divide(cases, 2, {case.name: 2.0 for case in cases})
 
 
 def test_earlier_durations_reach_the_cut(tmp_path):
@@ -188,4 +188,4 @@ def test_earlier_durations_reach_the_cut(tmp_path):
 
 def test_durations_of_other_cases_are_refused():
     with pytest.raises(ConfigError, match="holds none of the cases"):
-        partition.cut(PLAN, 2, {"other": 1.0})
+        partition.divide(PLAN, 2, {"other": 1.0})
