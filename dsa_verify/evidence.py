@@ -1,4 +1,4 @@
-"""What crosses rooms: answers, runs, verdicts; frozen, NumPy only."""
+"""What crosses rooms: the oracle's answers, kernel runs, verdicts, results; as frozen dataclasses of NumPy data."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Batch: one ragged paged step, as NumPy arrays; it refuses to exist when it contradicts itself."""
+"""Batch: one ragged paged step as NumPy arrays, refused with `BatchError` when its arrays contradict each other."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Weights of one layer's indexer, and the hidden states that it projects: what its surface takes beside a batch."""
+"""Random weights of one layer's indexer, and the hidden states that it projects, for the surface `indexer`."""
 
 from dataclasses import dataclass, fields
 

@@ -1,4 +1,4 @@
-"""What a step is asked to do: requests, and the pages that each of them maps."""
+"""Requests: what each sequence of a step holds and adds, and the allocation of physical pages to them."""
 
 from dataclasses import dataclass
 from itertools import islice

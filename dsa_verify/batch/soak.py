@@ -1,4 +1,4 @@
-"""Random scenarios by seed, within the buckets of the table, and the smaller ones that a failing one shrinks to."""
+"""Random scenarios by seed, in the buckets of the table, and the simpler ones that a failing one is shrunk to."""
 
 import re
 from collections.abc import Iterator, Mapping

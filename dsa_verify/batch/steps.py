@@ -1,4 +1,4 @@
-"""Steps laid out anew: parts of a batch's sequences in chosen sequence slots, with poison where nobody owns."""
+"""Builds the steps of a variant: parts of a batch's sequences in chosen slots, with poison in memory nobody owns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Variants: the same work asked for in another way, in the same static shapes; its answer must be the same."""
+"""Variants: the same work asked for in another way, in the same static shapes; the answer must stay the same."""
 
 from dataclasses import dataclass
 from itertools import pairwise

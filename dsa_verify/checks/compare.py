@@ -1,4 +1,4 @@
-"""What a kernel made of a variant beside what it made of the base: bit for bit, or within both budgets."""
+"""Compares a kernel's results on a variant with those on the base batch: bit for bit, or within both budgets."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple

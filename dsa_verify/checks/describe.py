@@ -1,4 +1,4 @@
-"""Words for a place in a batch: request, position, page, head."""
+"""Describes a place in a batch in words, for messages: request, position, page."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Where a rejection lies, as a small grid of characters: query tokens against positions or pages, or against heads."""
+"""Where a rejection lies, as a small grid of characters: query tokens against positions, pages or heads."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Races: interpret mode saw no race, no access out of bounds, no wait without a copy and no copy without a wait."""
+"""Races: no race, access out of bounds or unmatched wait was seen, and results do not depend on when copies happen."""
 
 from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.evidence import Evidence, Verdict

@@ -1,4 +1,4 @@
-"""Options of a run in several processes, made into the `Hosts` that it takes; None without any of them."""
+"""The options of a run in several processes (`--hosts` and others), read into a `Hosts` value."""
 
 from collections.abc import Callable
 from functools import wraps

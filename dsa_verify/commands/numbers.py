@@ -1,4 +1,4 @@
-"""An option that takes several whole numbers."""
+"""An option type of the command line: several whole numbers, separated by commas."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""The process of one compile: an order on stdin, the answer in JSON on stdout, an alarm that ends what is slow."""
+"""The child process of one compile: reads a case from stdin, writes the result to stdout, ends itself when too slow."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Engine: takes requests, runs a model step by step, and streams what happens; the answer depends on neither."""
+"""Engine: takes requests, runs a model step by step, and yields events; no setting may change an answer."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""Step: one ragged step as arrays of a static shape, and the Runner that answers it: the seam between engine and model.
+"""Step: one ragged step as arrays of a static shape; and Runner, the protocol of a model that an engine drives.
 
 It is a `dsa_verify.batch.ragged.RaggedStep` without caches and values, which belong to the runner.
 """

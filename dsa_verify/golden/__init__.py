@@ -1,1 +1,1 @@
-"""Golden records: what each quick scenario asks, means, and costs a provider, pinned in `golden/surfaces/`."""
+"""Golden records: what each quick scenario asks, what the oracle answers, and what each provider used of its budget."""

@@ -1,4 +1,4 @@
-"""A record's provider part: the kernel's base run judged, the budget it used, the bytes it moved."""
+"""The provider's part of a golden record: its base run judged, the share of the budget used, the bytes moved."""
 
 import os
 from collections.abc import Iterable, Mapping

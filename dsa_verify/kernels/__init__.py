@@ -1,1 +1,1 @@
-"""The contract of every surface and the providers that implement them."""
+"""Kernels: the built-in ones in Pallas and in jax.numpy, and the providers that hand kernels to the suite."""

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face checkpoint directory by their published names: all there and of the right shape."""
+"""Reads and writes the weights of a Hugging Face checkpoint directory; every name and shape is checked."""
 
 import json
 from collections.abc import Mapping

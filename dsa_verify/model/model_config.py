@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of a decoder: sizes, layer kinds, rotary frequencies; or why it is of no use."""
+"""Reads a checkpoint's config.json: sizes, layer kinds, rotary frequencies; refuses by name what it cannot use."""
 
 import json
 import math

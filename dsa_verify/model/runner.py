@@ -1,4 +1,4 @@
-"""ModelRunner: a decoder with its pools, driven step by step by an engine; it tells which path every layer took."""
+"""ModelRunner: a decoder with its pools, driven step by step by an engine; it reports the path of every layer."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

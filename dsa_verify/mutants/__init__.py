@@ -1,1 +1,1 @@
-"""Kernels broken on purpose: the proof that the suite can fail."""
+"""Kernels, and the system around them, broken on purpose: the proof that the suite can fail."""

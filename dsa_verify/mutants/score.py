@@ -1,4 +1,4 @@
-"""What a campaign amounts to: two numbers, survivors explained and not, the exit code and the JSON document."""
+"""Scores a campaign of mutants: killed counts, explained and unexplained survivors, exit code, JSON document."""
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The indexer around its kernel in float64: projections, key norm, rotation, head weights; and how errors travel there.
+"""The indexer around its kernel in float64: projections, key norm, rotation, head weights, and their error bounds.
 
 A key or query element may be off by `u * rounding + u32 * arithmetic`, where u is the unit roundoff of the model's
 dtype and u32 that of float32. `rounding` counts what an implementation may round to the dtype: the projection, the

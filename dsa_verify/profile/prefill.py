@@ -1,4 +1,4 @@
-"""The seam to the built-in model: text files in, the selections of its indexers out.
+"""Runs one prefill of text files through the built-in model or a checkpoint and traces what its indexers select.
 
 `trace_of` reads the files in the order given as one prompt, runs one prefill of it, and records what the indexers of
 `settings.layers` selected for the last `settings.queries` tokens. It decides nothing about them: `analysis.py` does.

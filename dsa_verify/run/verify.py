@@ -1,4 +1,4 @@
-"""The whole story of one (provider, surface, scenario); read this first.
+"""Verifies one (provider, surface, scenario), from its batch to the verdict of every check; read this first.
 
 A scenario makes a batch. The provider's kernel runs on it, before the oracle does, so that no answer can be read from
 reused memory: once more the same, once with eager copies, once in other dirty memory, and on every variant of the batch

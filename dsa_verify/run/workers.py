@@ -1,4 +1,4 @@
-"""Worker processes in lanes of one: which case killed a process is known, and its lane goes on with a new one."""
+"""Worker processes that run one item at a time; one that dies is replaced, and the item that ended it is known."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""One access of a kernel to simulated memory: exact bounds first, then straight through or by way of views."""
+"""One access of a kernel to simulated memory: bounds are checked exactly, views are resolved to the real buffer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One workload through the real decoder under one wiring, and what four checks say of it."""
+"""Plays one workload through the real decoder under one wiring and judges it by four checks."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The sides of a gate: who answers the questions, what it is, and what it can show of having been sparse."""
+"""Arms of a gate: each answers the questions and states what it ran, with the proof that its prefill was sparse."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The journal of an arm: one JSON line a question asked, on disk before the next one, so that a killed run resumes."""
+"""The journal of an arm: one JSON line an answer, flushed to disk as it comes, so that a killed run can resume."""
 
 import fcntl
 import json

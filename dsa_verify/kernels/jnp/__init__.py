@@ -1,1 +1,1 @@
-"""Every surface in plain jax.numpy: readable, jit-able, and the fallback of the backend."""
+"""Every surface in plain jax.numpy: readable, jit-able, and one of the two kernel sets that the backend can run."""

@@ -1,4 +1,4 @@
-"""Write new latent rows into the paged cache in place, one aligned 16-row tile at a time.
+"""Write new rows into a paged cache in place, by aligned tiles of 16 rows.
 
 What moves: each tile that receives a row is read from HBM once, merged in VMEM and written back once; the
 rest of the pool is never touched, because the pool is aliased to the output. Why tiles: the sublane tile of

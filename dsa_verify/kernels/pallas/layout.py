@@ -1,4 +1,4 @@
-"""How a ragged step is laid out for kernels: latent rows, token-aligned query blocks, and who is in them.
+"""How kernels lay out a ragged step: latent rows, query blocks aligned to tokens, and the sequences in each block.
 
 Query blocks are aligned to the token axis, not to sequences: block b is tokens [b * n, (b + 1) * n). A block
 may therefore span several sequences, which the kernels mask; in return queries and outputs move through
