@@ -1,11 +1,12 @@
-"""The tree in the README, made from the first sentence of every module; run as a module to refresh it."""
+"""The tree in docs/architecture.md, made from the first sentence of every module; run as a module to refresh it."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HEADING = "## Where things are"
+PAGE = ROOT / "docs" / "architecture.md"
+HEADING = "## Every file"
 
 
 def sentence(path: Path) -> str:
@@ -27,11 +28,11 @@ def tree(folder: Path = ROOT / "dsa_verify", depth: int = 0) -> list[str]:
     return lines
 
 
-def refresh(readme: str) -> str:
-    """The README with today's tree in it."""
+def refresh(page: str) -> str:
+    """The page with today's tree in it."""
     block = "\n".join(tree())
-    return re.sub(rf"({HEADING}.*?```\n).*?(\n```)", lambda m: m[1] + block + m[2], readme, flags=re.DOTALL)
+    return re.sub(rf"({HEADING}.*?```\n).*?(\n```)", lambda m: m[1] + block + m[2], page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(refresh((ROOT / "README.md").read_text("utf-8")), "utf-8")
+    PAGE.write_text(refresh(PAGE.read_text("utf-8")), "utf-8")
