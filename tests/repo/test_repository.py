@@ -1,4 +1,4 @@
-"""Facts about the repository: the README's tree, sizes, what may not be written down."""
+"""Facts about the repository: the tree of its files, sizes, what may not be written down."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import refresh
+from tests.repo.tree import PAGE, refresh
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dsa_verify"
@@ -67,8 +67,14 @@ def test_functions_fit_on_a_screen(path):
             assert length <= 45 or name in LONG_FUNCTIONS, f"{name} has {length} lines of code"
 
 
-def test_readmes_tree_is_the_tree():
-    assert refresh(README) == README, "the README's tree is stale; refresh it with: python -m tests.repo.tree"
+def test_tree_in_the_architecture_is_the_tree():
+    page = PAGE.read_text("utf-8")
+    assert refresh(page) == page, f"the tree in {PAGE.name} is stale; refresh it with: python -m tests.repo.tree"
+
+
+def test_every_module_stands_in_the_tree():
+    page = PAGE.read_text("utf-8")
+    assert [path.name for path in MODULES if path.name != "__init__.py" and f" {path.name} " not in page] == []
 
 
 def test_exceptions_still_exist():
