@@ -1,4 +1,4 @@
-"""The demands, one file each; a check looks at evidence and returns a verdict."""
+"""The checks: each looks at the evidence of one case and returns a verdict; beside them lies what they share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

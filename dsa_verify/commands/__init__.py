@@ -1,1 +1,1 @@
-"""Groups of subcommands, one file each; what a command needs is imported inside it."""
+"""The subcommands, most in a file of their own, and what they share; what a command needs is imported inside it."""

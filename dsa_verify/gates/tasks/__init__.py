@@ -1,1 +1,1 @@
-"""What a gate asks: tasks with their documents, prompts and scorers, from LongBench or made here."""
+"""What a gate asks: tasks with their documents, prompts and scorers, from public data sets or made here."""

@@ -1,4 +1,4 @@
-"""Tasks of a gate, and LongBench as it asks it: prompts and scorers of lm-eval over rows of the hub or of files."""
+"""Task, a gate's documents with their scorer; and LongBench by lm-eval's prompts and scorers, over hub or file rows."""
 
 import json
 import re
