@@ -3,15 +3,22 @@
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsa_verify.commands import output
 from dsa_verify.errors import Exit
+
+if TYPE_CHECKING:  # imported late, so that --help is fast
+    from rich.table import Table
+
+    from dsa_verify.mutants.campaign import MutantResult
+    from dsa_verify.mutants.registry import AnyMutant
+    from dsa_verify.mutants.score import Score
 
 _KINDS = click.Choice(["handwritten", "systematic", "all"])
 
@@ -67,36 +74,31 @@ def mutants(as_json: bool, no_cache: bool, cache: Path, **given: Any) -> None:
     sys.exit(Exit.ACCEPTED if score.accepted else Exit.REJECTED)
 
 
-def _campaign(options: MutantsOptions):
-    """Choose, run and score; returns the `Score` and the provenance. Raises `DsaVerifyError`."""
+def _campaign(options: MutantsOptions) -> "tuple[Score, dict[str, object]]":
+    """Choose, run and score; the provenance beside it. Raises `DsaVerifyError`."""
     from dsa_verify.errors import ConfigError
-    from dsa_verify.mutants import campaign, score
-    from dsa_verify.mutants.kernel_table import MUTANTS
+    from dsa_verify.mutants import campaign, registry, score
     from dsa_verify.mutants.system import PROVIDER
-    from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
     from dsa_verify.mutants.systematic import systematic_mutants
     from dsa_verify.run import suite
 
-    by_hand = [*MUTANTS.values(), *SYSTEM_MUTANTS.values()]
-    handwritten = _chosen(by_hand, options) if options.kind != "systematic" else []
+    handwritten = _chosen(registry.HANDWRITTEN.values(), options) if options.kind != "systematic" else []
     systematic = _chosen(systematic_mutants().values(), options) if options.kind != "handwritten" else []
     if options.sample is not None and options.sample < len(systematic):
         drawn = set(random.Random(options.seed).sample([mutant.name for mutant in systematic], options.sample))
         systematic = [mutant for mutant in systematic if mutant.name in drawn]
-    if not handwritten and not systematic:
-        raise ConfigError("no mutant matches; `dsa-verify mutants --kind all --json` prints all of them")
+    chosen = [*handwritten, *systematic]
+    if not chosen:
+        raise ConfigError("no mutant matches; names stand in the tables of dsa_verify/mutants")
     explained = score.explanations()
-    providers = {mutant.provider for mutant in [*handwritten, *systematic]} - {PROVIDER}
-    provenance = suite.provenance(sorted(providers))
-    with _progress(len(handwritten) + len(systematic)) as done:
-        settings = (options.tier, options.jobs, options.cache, done)
-        fates = campaign.run([*handwritten, *systematic], *settings, explained)
+    provenance = suite.provenance(sorted({mutant.provider for mutant in chosen} - {PROVIDER}))
+    report = _Progress(len(chosen))
+    results = campaign.run(chosen, options.tier, options.jobs, options.cache, report, explained)
     split = len(handwritten)
-    known = {*MUTANTS, *SYSTEM_MUTANTS, *systematic_mutants()}
-    return score.Score(fates[:split], fates[split:], explained, known), provenance
+    return score.Score(results[:split], results[split:], explained, registry.all_mutants().keys()), provenance
 
 
-def _chosen(mutants, options: MutantsOptions) -> list:
+def _chosen(mutants: "Iterable[AnyMutant]", options: MutantsOptions) -> "list[AnyMutant]":
     from fnmatch import fnmatchcase
 
     from dsa_verify.contract import surface_named
@@ -111,47 +113,41 @@ def _chosen(mutants, options: MutantsOptions) -> list:
     ]
 
 
-class _progress:
-    """One line on stderr for every survivor, and every 25 mutants."""
+class _Progress:
+    """Called with each result: one line on stderr for every survivor, and every 25 mutants."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.survived = total, 0, 0
 
-    def __enter__(self):
-        return self.tell
-
-    def __exit__(self, *_) -> None:
-        pass
-
-    def tell(self, fate) -> None:
+    def __call__(self, result: "MutantResult") -> None:
         self.done += 1
-        if not fate.killed:
+        if not result.killed:
             self.survived += 1
-            click.echo(f"survived: {fate.name}", err=True)
+            click.echo(f"survived: {result.name}", err=True)
         if self.done % 25 == 0 or self.done == self.total:
             click.echo(f"{self.done} of {self.total} mutants, {self.survived} survived", err=True)
 
 
-def _print(score, seconds: float) -> None:
+def _print(score: "Score", seconds: float) -> None:
     from rich.text import Text
 
     from dsa_verify.report.terminal import stdout
 
     console = stdout()
     if score.handwritten:
-        console.print(_handwritten(score.handwritten))
+        console.print(_handwritten_table(score.handwritten))
     if score.systematic:
-        console.print(_systematic(score))
-    for fate in score.equivalent:
-        console.print(Text(f"equivalent: {fate.name}\n            {score.explained[fate.name]}"), soft_wrap=True)
-    for fate in score.survivors:
-        console.print(Text(f"survived: {fate.name}", style="bold red"), soft_wrap=True)
+        console.print(_systematic_table(score))
+    for result in score.equivalent:
+        console.print(Text(f"equivalent: {result.name}\n            {score.explained[result.name]}"), soft_wrap=True)
+    for result in score.survivors:
+        console.print(Text(f"survived: {result.name}", style="bold red"), soft_wrap=True)
     for line in score.stale:
         console.print(Text(f"stale explanation: {line}", style="bold red"), soft_wrap=True)
     console.print(Text(_last_line(score, seconds), style="green" if score.accepted else "bold red"), soft_wrap=True)
 
 
-def _handwritten(fates: Sequence):
+def _handwritten_table(results: "Sequence[MutantResult]") -> "Table":
     """Kind x mutant x what killed it."""
     from rich import box
     from rich.table import Table
@@ -161,13 +157,13 @@ def _handwritten(fates: Sequence):
     table = Table("kind", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("mutant", "killed by", "cheapest scenario"):
         table.add_column(heading, overflow="fold")  # names are there to be copied
-    for fate in sorted(fates, key=lambda fate: fate.kind):
-        place = f"{fate.provider} {fate.surface}\n{fate.scenario or ''}"
-        table.add_row(title(fate.kind), fate.name, ", ".join(fate.killed_by) or "NOTHING", place)
+    for result in sorted(results, key=lambda result: result.kind):
+        place = f"{result.provider} {result.surface}\n{result.scenario or ''}"
+        table.add_row(title(result.kind), result.name, ", ".join(result.killed_by) or "NOTHING", place)
     return table
 
 
-def _systematic(score):
+def _systematic_table(score: "Score") -> "Table":
     """Operator x how many were killed, and by what."""
     from collections import Counter
 
@@ -175,24 +171,22 @@ def _systematic(score):
     from rich.table import Table
 
     table = Table("operator", "killed", "equivalent", "survived", "killed by", box=box.SIMPLE_HEAD, pad_edge=False)
-    for kind in dict.fromkeys(fate.kind for fate in score.systematic):
-        fates = [fate for fate in score.systematic if fate.kind == kind]
-        killers = Counter(fate.killed_by[0] for fate in fates if fate.killed)
+    for kind in dict.fromkeys(result.kind for result in score.systematic):
+        results = [result for result in score.systematic if result.kind == kind]
+        killers = Counter(result.killed_by[0] for result in results if result.killed)
         by = ", ".join(f"{check} {count}" for check, count in killers.most_common())
-        counts = [sum(killers.values())] + [sum(f in g for f in fates) for g in (score.equivalent, score.survivors)]
+        counts = [sum(killers.values())] + [sum(r in g for r in results) for g in (score.equivalent, score.survivors)]
         table.add_row(kind, *map(str, counts), by)
     return table
 
 
-def _last_line(score, seconds: float) -> str:
-    numbers = score.document()
-    hand, auto = numbers["handwritten"], numbers["systematic"]
+def _last_line(score: "Score", seconds: float) -> str:
     parts = []
     if score.handwritten:
-        parts.append(f"handwritten {hand['killed']} of {hand['total']} killed")
+        parts.append(f"handwritten {score.killed_handwritten} of {len(score.handwritten)} killed")
     if score.systematic:
         parts.append(
-            f"systematic {auto['killed']} of {auto['total']} killed ({score.share:.1%}), "
-            f"{auto['equivalent']} survivors explained, {len(score.survivors)} not"
+            f"systematic {score.killed_systematic} of {len(score.systematic)} killed ({score.share:.1%}), "
+            f"{len(score.equivalent)} survivors explained, {len(score.survivors)} not"
         )
     return f"{'accepted' if score.accepted else 'rejected'}: {'; '.join(parts)} in {seconds:.0f} s"

@@ -12,13 +12,13 @@ from typing import Any
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import comparable
 from dsa_verify.gates.arms.arm import EmbeddedArm, ServedArm, StartedArm, with_model
-from dsa_verify.gates.broken import demand_mutant
 from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import sha
 from dsa_verify.gates.run import Gate
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.tasks import by_name
 from dsa_verify.gates.tasks.longbench import Task
+from dsa_verify.mutants.broken_arm import mutant_for
 
 EMBEDDED_TOPK, EMBEDDED_PAGE = 128, 16
 NOT_YET = "http://127.0.0.1:1"
@@ -92,14 +92,13 @@ def _rule(o: GateOptions, controls: bool) -> Rule:
 
 
 def _embedded(o: GateOptions) -> Gate:
-    if o.mutant:
-        demand_mutant(o.mutant, o.kernels)
+    mutant = mutant_for(o.mutant, o.kernels).name if o.mutant else None
     tasks = by_name.generated_here(o)
     model = {"index_topk": EMBEDDED_TOPK, "kernels": o.kernels}
     controls = o.controls is not False
     return Gate(
         tasks, _rule(o, controls),
-        dense=EmbeddedArm("dense", DENSE, **model), sparse=EmbeddedArm("sparse", SPARSE, **model, mutant=o.mutant),
+        dense=EmbeddedArm("dense", DENSE, **model), sparse=EmbeddedArm("sparse", SPARSE, **model, mutant=mutant),
         same=EmbeddedArm("same", DENSE, **model) if controls else None,
         degraded=EmbeddedArm("degraded", ONE_PAGE, EMBEDDED_PAGE, o.kernels) if controls else None,
         active_tokens=EMBEDDED_TOPK + EMBEDDED_PAGE, repeats=o.repeats,

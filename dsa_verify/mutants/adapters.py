@@ -3,11 +3,15 @@
 Each takes a kernel and the operands of its surface, spoils them or the result, and calls the kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jax
 
 Kernel = Callable[..., Any]
+Operands = Mapping[str, Any]
 
 
 def wrap(fn: Kernel, wrong: Callable[..., Any]) -> Kernel:
@@ -15,14 +19,14 @@ def wrap(fn: Kernel, wrong: Callable[..., Any]) -> Kernel:
     return partial(wrong, fn)
 
 
-def packed_table(fn: Kernel, **operands) -> Any:
+def packed_table(fn: Kernel, **operands: Any) -> Any:
     """The table is packed, one sequence right behind the other, and read at a fixed stride."""
     table = operands["page_table"]
     flat = _packed(table, _kv_lens(operands), _page_size(operands))
     return fn(**operands | {"page_table": flat.reshape(table.shape)})
 
 
-def unaligned_locations(fn: Kernel, **operands) -> Any:
+def unaligned_locations(fn: Kernel, **operands: Any) -> Any:
     """Sequences start in the packed table where their tokens add up to, not at whole pages."""
     import jax.numpy as jnp
 
@@ -34,7 +38,7 @@ def unaligned_locations(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"page_table": flat[at]})
 
 
-def narrower_table(fn: Kernel, **operands) -> Any:
+def narrower_table(fn: Kernel, **operands: Any) -> Any:
     """Whoever reads the flat table believes it one entry a sequence narrower than whoever wrote it."""
     import jax.numpy as jnp
 
@@ -44,7 +48,7 @@ def narrower_table(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"page_table": table.reshape(-1)[jnp.minimum(at, table.size - 1)]})
 
 
-def real_counted_from_first(fn: Kernel, **operands) -> Any:
+def real_counted_from_first(fn: Kernel, **operands: Any) -> Any:
     """A distribution that counts real sequences and takes the first that many: padding between them cuts off others."""
     import jax.numpy as jnp
 
@@ -53,7 +57,7 @@ def real_counted_from_first(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"kv_lens": jnp.where(counted, lens, 0)})
 
 
-def stale_positions(fn: Kernel, **operands) -> Any:
+def stale_positions(fn: Kernel, **operands: Any) -> Any:
     """Positions of the step before: every query believes itself one token earlier."""
     import jax.numpy as jnp
 
@@ -61,7 +65,7 @@ def stale_positions(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"positions": jnp.where(positions > 0, positions - 1, positions)})
 
 
-def last_position_for_all(fn: Kernel, **operands) -> Any:
+def last_position_for_all(fn: Kernel, **operands: Any) -> Any:
     """Every query of a sequence gets the causal window of its last one, as if there were one query a sequence."""
     import jax.numpy as jnp
 
@@ -70,7 +74,7 @@ def last_position_for_all(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"positions": jnp.where(operands["positions"] >= 0, last, -1)})
 
 
-def locations_of_one_step_ahead(fn: Kernel, **operands) -> Any:
+def locations_of_one_step_ahead(fn: Kernel, **operands: Any) -> Any:
     """Slots in `out_cache_loc` one further than the token's own."""
     import jax.numpy as jnp
 
@@ -78,7 +82,7 @@ def locations_of_one_step_ahead(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"out_cache_loc": jnp.where(loc >= 0, loc + 1, loc)})
 
 
-def padding_lands_in_the_slot_before(fn: Kernel, **operands) -> Any:
+def padding_lands_in_the_slot_before(fn: Kernel, **operands: Any) -> Any:
     """Padding tokens get the slot behind the real token before them: position -1 looked up in a neighbour's entries."""
     import jax.numpy as jnp
 
@@ -87,7 +91,7 @@ def padding_lands_in_the_slot_before(fn: Kernel, **operands) -> Any:
     return fn(**operands | {"out_cache_loc": jnp.where((loc < 0) & (before >= 0), before + 1, loc)})
 
 
-def short_sequences_skip_scoring(fn: Kernel, **operands) -> Any:
+def short_sequences_skip_scoring(fn: Kernel, **operands: Any) -> "jax.Array":
     """Sequences within the budget are believed to run dense, so their selection is never made: -1 throughout."""
     import jax.numpy as jnp
 
@@ -96,18 +100,17 @@ def short_sequences_skip_scoring(fn: Kernel, **operands) -> Any:
     return jnp.where(short[:, None], -1, chosen)
 
 
-def half_of_the_heads(fn: Kernel, **operands) -> Any:
+def half_of_the_heads(fn: Kernel, **operands: Any) -> tuple["jax.Array", ...]:
     """The kernel was made for fewer heads than there are: the others' output stays empty."""
     out, *rest = fn(**operands)
     return (out.at[:, out.shape[1] // 2 :].set(0), *rest)
 
 
-def _page_size(operands) -> int:
-    cache = operands.get("cache_kv", operands.get("index_cache"))
-    return cache.shape[1]
+def _page_size(operands: Operands) -> int:
+    return operands["cache_kv" if "cache_kv" in operands else "index_cache"].shape[1]
 
 
-def _kv_lens(operands) -> Any:
+def _kv_lens(operands: Operands) -> "jax.Array":
     from dsa_verify.kernels.providers.layout import kv_lens_of
 
     if "kv_lens" in operands:
@@ -115,13 +118,13 @@ def _kv_lens(operands) -> Any:
     return kv_lens_of(operands["positions"], operands["cu_q_lens"])
 
 
-def _packed(table, lens, page_size: int) -> Any:
+def _packed(table: "jax.Array", lens: "jax.Array", page_size: int) -> "jax.Array":
     from dsa_verify.kernels.providers.layout import packed
 
     return packed(table, lens, page_size)
 
 
-def _seq_of_token(operands) -> Any:
+def _seq_of_token(operands: Operands) -> "jax.Array":
     import jax.numpy as jnp
 
     cu_q_lens = operands["cu_q_lens"]

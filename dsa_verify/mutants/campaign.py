@@ -10,18 +10,18 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS
 from dsa_verify.contract import Provider, surface_named
 from dsa_verify.errors import DsaVerifyError
 from dsa_verify.mutants.digest import code_digest
-from dsa_verify.mutants.kernel_table import MUTANTS
+from dsa_verify.mutants.kernel import Mutant
+from dsa_verify.mutants.registry import AnyMutant, named
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.system import SystemMutant
-from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
-from dsa_verify.mutants.systematic import systematic_mutants
+from dsa_verify.mutants.systematic import SystematicMutant
 from dsa_verify.run import suite, workers
 
 TIME_LIMIT = 240
@@ -35,31 +35,10 @@ CHEAP = tuple(name for name in PLAIN if not CHECKS[name].runs)
 """Checks that need no run of the kernel beside the first."""
 
 
+KernelMutant = Mutant | SystematicMutant
+"""A mutant whose kernels can be had as a provider."""
 Attempt = tuple[str, str, tuple[str, ...]]
 """A surface, a scenario, and the checks to make."""
-
-
-class AnyMutant(Protocol):
-    """What all mutants have in common. `scenario`: where to look first, if one is known."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def provider(self) -> str: ...
-    @property
-    def surfaces(self) -> tuple[str, ...]: ...
-    @property
-    def scenario(self) -> str | None: ...
-    @property
-    def fingerprint(self) -> str: ...
-
-
-class KernelMutant(AnyMutant, Protocol):
-    """A mutant whose kernels can be had as a provider; handwritten or systematic."""
-
-    def load(self) -> Provider: ...
 
 
 @dataclass(frozen=True)
@@ -94,70 +73,67 @@ class MutantJob:
     hint: Attempt | None = None
 
 
-def named(name: str) -> KernelMutant | SystemMutant:
-    """A handwritten, system or systematic mutant."""
-    return MUTANTS.get(name) or SYSTEM_MUTANTS.get(name) or systematic_mutants()[name]
-
-
 def run(
     mutants: Sequence[AnyMutant],
     tier: str,
-    jobs: int | None,
+    processes: int | None,
     folder: Path | None,
-    on_fate: Callable[[MutantResult], None] = lambda fate: None,
+    on_result: Callable[[MutantResult], None] = lambda result: None,
     explained: Collection[str] = (),
 ) -> list[MutantResult]:
     """Find out what becomes of each mutant, in their order.
 
     Args:
       tier: scenarios that may kill, as for `suite.plan`.
-      jobs: worker processes; one a core if None.
+      processes: worker processes; one a core if None.
       folder: where results are kept and looked up, so that a campaign goes on where it was interrupted.
-      on_fate: called with each result as it comes.
+      on_result: called with each result as it comes.
       explained: names of mutants that change nothing: the cheapest scenarios may still say otherwise, the rest is left.
 
     Raises `StaleMutant` for a mutant whose source is gone, `ConfigError` for an unknown tier.
     """
-    fates: dict[str, MutantResult] = {}
+    results: dict[str, MutantResult] = {}
     keys = {m.name: code_digest(m.provider, m.name, m.fingerprint, tier) for m in mutants}
     hints = {}
     for mutant in mutants:
-        known, hints[mutant.name] = _recall(folder, mutant.name, keys[mutant.name])
+        known, hints[mutant.name] = _kept(folder, mutant.name, keys[mutant.name])
         if known is not None:
-            fates[mutant.name] = known
-            on_fate(known)
-    for deep in (False, True):  # most die of little; what is left is told early, and takes the time
-        orders = [MutantJob(m.name, hints[m.name]) for m in mutants if m.name not in fates]
-        for fate in _round(orders, tier, deep, jobs):
-            if fate.killed or deep or fate.name in explained:
-                fates[fate.name] = fate
-                _keep(folder, keys[fate.name], fate)
-                on_fate(fate)
-    return [fates[mutant.name] for mutant in mutants]
+            results[mutant.name] = known
+            on_result(known)
+    for deep in (False, True):  # most die of little; what is left is reported early, and takes the time
+        jobs = [MutantJob(m.name, hints[m.name]) for m in mutants if m.name not in results]
+        for result in _round(jobs, tier, deep, processes):
+            if result.killed or deep or result.name in explained:
+                results[result.name] = result
+                _keep(folder, keys[result.name], result)
+                on_result(result)
+    return [results[mutant.name] for mutant in mutants]
 
 
-def _round(orders: Sequence[MutantJob], tier: str, deep: bool, jobs: int | None) -> Iterator[MutantResult]:
+def _round(jobs: Sequence[MutantJob], tier: str, deep: bool, processes: int | None) -> Iterator[MutantResult]:
     """Try each once. Whose process dies is tried again by itself: somebody else may have killed it the first time."""
     again: list[MutantJob] = []
-    for order, answer in _answers(orders, tier, deep, jobs):
+    for job, answer in _answers(jobs, tier, deep, processes):
         if not isinstance(answer, workers.WorkerDied):
             yield answer
         elif answer.exit_code == -signal.SIGALRM:
-            yield _died(order.name, "timeout", f"one scenario took longer than {TIME_LIMIT} s")
+            yield _died(job.name, "timeout", f"one scenario took longer than {TIME_LIMIT} s")
         else:
-            again.append(order)
-    for order, answer in _answers(again, tier, deep, 1):
+            again.append(job)
+    for job, answer in _answers(again, tier, deep, 1):
         if isinstance(answer, workers.WorkerDied):
-            yield _died(order.name, "crash", str(answer))
+            yield _died(job.name, "crash", str(answer))
         else:
             yield answer
 
 
-def _answers(orders: Sequence[MutantJob], tier: str, deep: bool, jobs: int | None):
-    groups = [[order] for order in orders]
+def _answers(
+    jobs: Sequence[MutantJob], tier: str, deep: bool, processes: int | None
+) -> Iterator[tuple[MutantJob, MutantResult | workers.WorkerDied]]:
+    groups = [[job] for job in jobs]
     if groups:
         work = partial(try_mutant, tier=tier, deep=deep)
-        with closing(workers.run_groups(groups, work, suite.job_count(jobs, len(groups)))) as answers:
+        with closing(workers.run_groups(groups, work, suite.job_count(processes, len(groups)))) as answers:
             yield from answers
 
 
@@ -166,45 +142,46 @@ def _died(name: str, how: str, reason: str) -> MutantResult:
     return MutantResult(name, mutant.kind, mutant.provider, mutant.surfaces[0], (how,), None, reason)
 
 
-def try_mutant(order: MutantJob, tier: str, deep: bool) -> MutantResult:
+def try_mutant(job: MutantJob, tier: str, deep: bool) -> MutantResult:
     """Try one mutant in this process until something kills it; `deep` goes on where the first round ended."""
-    mutant, start = named(order.name), time.perf_counter()
-    fate = MutantResult(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
+    mutant, start = named(job.name), time.perf_counter()
+    result = MutantResult(mutant.name, mutant.kind, mutant.provider, mutant.surfaces[0])
     try:
         if isinstance(mutant, SystemMutant):
-            fate = _system_fate(fate, mutant, deep)
+            result = _try_system(result, mutant, deep)
         else:
-            fate = _kernel_fate(fate, mutant, _dear(mutant, tier) if deep else _cheap(mutant, order.hint, tier))
+            attempts = _dear_attempts(mutant, tier) if deep else _cheap_attempts(mutant, job.hint, tier)
+            result = _try_kernel(result, mutant, attempts)
     finally:
-        _forget()
-    return replace(fate, seconds=round(time.perf_counter() - start, 2))
+        _clear_caches()
+    return replace(result, seconds=round(time.perf_counter() - start, 2))
 
 
-def _kernel_fate(fate: MutantResult, mutant: KernelMutant, attempts: Iterator[Attempt]) -> MutantResult:
+def _try_kernel(result: MutantResult, mutant: KernelMutant, attempts: Iterator[Attempt]) -> MutantResult:
     try:
         provider = mutant.load()
     except StaleMutant:
         raise
     except Exception as error:
-        return replace(fate, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
+        return replace(result, killed_by=("import",), reason=f"{type(error).__name__}: {error}")
     for surface, scenario, checks in attempts:
         killers = _in_time(partial(_rejections, provider, surface, scenario, checks))
         if killers:
-            return replace(_killed(fate, scenario, killers), surface=surface)
-    return fate
+            return replace(_killed(result, scenario, killers), surface=surface)
+    return result
 
 
-def _system_fate(fate: MutantResult, mutant: SystemMutant, deep: bool) -> MutantResult:
-    for place, play in mutant.attempts(deep):
-        killers = _in_time(play)
+def _try_system(result: MutantResult, mutant: SystemMutant, deep: bool) -> MutantResult:
+    for place, run_workload in mutant.attempts(deep):
+        killers = _in_time(run_workload)
         if killers:
-            return _killed(fate, place, killers)
-    return fate
+            return _killed(result, place, killers)
+    return result
 
 
-def _killed(fate: MutantResult, scenario: str, killers: Mapping[str, str]) -> MutantResult:
+def _killed(result: MutantResult, scenario: str, killers: Mapping[str, str]) -> MutantResult:
     reason = " ".join(next(iter(killers.values())).split())
-    return replace(fate, killed_by=tuple(killers), scenario=scenario, reason=reason)
+    return replace(result, killed_by=tuple(killers), scenario=scenario, reason=reason)
 
 
 def _rejections(provider: Provider, surface: str, scenario: str, checks: tuple[str, ...]) -> dict[str, str]:
@@ -228,7 +205,7 @@ def _in_time(judge: Callable[[], dict[str, str]]) -> dict[str, str]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _forget() -> None:
+def _clear_caches() -> None:
     """Drop what JAX compiled for a mutant; nothing will ask for it again."""
     import jax
 
@@ -236,7 +213,7 @@ def _forget() -> None:
     gc.collect()
 
 
-def _cheap(mutant: KernelMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
+def _cheap_attempts(mutant: KernelMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
     """Where it was killed before, and where it is expected to be; then the scenarios of each surface's fullest bucket,
     which cost one compilation, by the checks that need one run."""
     if hint is not None:
@@ -248,7 +225,7 @@ def _cheap(mutant: KernelMutant, hint: Attempt | None, tier: str) -> Iterator[At
             yield surface, scenario, CHEAP
 
 
-def _dear(mutant: KernelMutant, tier: str) -> Iterator[Attempt]:
+def _dear_attempts(mutant: KernelMutant, tier: str) -> Iterator[Attempt]:
     """All scenarios by all checks of one batch, the fullest buckets first; variants of these batches last, because what
     no batch shows they hardly ever do."""
     buckets = {surface: _by_bucket(mutant.provider, surface, tier) for surface in mutant.surfaces}
@@ -271,25 +248,25 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
-def _recall(folder: Path | None, name: str, key: str) -> tuple[MutantResult | None, Attempt | None]:
+def _kept(folder: Path | None, name: str, key: str) -> tuple[MutantResult | None, Attempt | None]:
     """The kept result if nothing that matters has changed; otherwise where to look first."""
     if folder is None or not _file(folder, name).is_file():
         return None, None
     try:
-        record: Mapping = json.loads(_file(folder, name).read_text("utf-8"))
-        fate = MutantResult(**record["fate"] | {"killed_by": tuple(record["fate"]["killed_by"])})
+        record: dict[str, Any] = json.loads(_file(folder, name).read_text("utf-8"))
+        found = MutantResult(**record["result"] | {"killed_by": tuple(record["result"]["killed_by"])})
     except (OSError, ValueError, KeyError, TypeError):  # torn by an interruption: as good as none
         return None, None
     if record["key"] == key:
-        return fate, None
-    checks = tuple(name for name in fate.killed_by if name in CHECKS)
-    return None, (fate.surface, fate.scenario, checks) if checks and fate.scenario in SCENARIOS else None
+        return found, None
+    checks = tuple(name for name in found.killed_by if name in CHECKS)
+    return None, (found.surface, found.scenario, checks) if checks and found.scenario in SCENARIOS else None
 
 
-def _keep(folder: Path | None, key: str, fate: MutantResult) -> None:
+def _keep(folder: Path | None, key: str, result: MutantResult) -> None:
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = _file(folder, fate.name).with_suffix(".new")
-    fresh.write_text(json.dumps({"key": key, "fate": asdict(fate)}), "utf-8")
-    fresh.replace(_file(folder, fate.name))
+    fresh = _file(folder, result.name).with_suffix(".new")
+    fresh.write_text(json.dumps({"key": key, "result": asdict(result)}), "utf-8")
+    fresh.replace(_file(folder, result.name))

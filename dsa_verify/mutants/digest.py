@@ -1,4 +1,4 @@
-"""Digest of the code that a mutant's fate depends on, without comments and docstrings: prose costs no rerun."""
+"""Digest of the code that a mutant's result depends on, without comments and docstrings: prose costs no rerun."""
 
 import ast
 import hashlib

@@ -4,43 +4,50 @@ Each is tried on the toy's random workloads with the engine's own guards (a step
 refuses a page, invariants after every step), and without them, when only answers, leaks and stuck requests can tell.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from dsa_verify.batch.requests import page_count
-from dsa_verify.engine import Engine
+from dsa_verify.engine import Engine, Step
 from dsa_verify.engine import engine as engine_module
-from dsa_verify.engine.packing import pack
+from dsa_verify.engine.packing import Row, pack
 from dsa_verify.engine.pool import PagePool
 from dsa_verify.engine.radix import RadixCache
 from dsa_verify.engine.request import Sequence
 from dsa_verify.engine.scheduler import Scheduler
-from dsa_verify.mutants.system import Hook, Setter, SystemMutant
+from dsa_verify.mutants.system import MethodReplacement, Patcher, SystemMutant
 
-ENGINE_MUTANTS: dict[str, SystemMutant] = {}
+ENGINE_MUTANTS: list[SystemMutant] = []
+"""All of them, those of `engine_table` too, in the order of source."""
+
+Install = Callable[[Patcher], None]
 
 
-def mutant(kind: str = "engine", alone: str | None = "answered", check: str = "answers") -> Callable:
-    """Registers a function that breaks the engine. `alone`: a word of the rejection without the guards; None where
-    the answers stay right."""
+def engine_mutant(
+    kind: str = "engine", unguarded: str | None = "answered", check: str = "answers"
+) -> Callable[[Install], Install]:
+    """Registers a function that breaks the engine; see `MethodReplacement`."""
 
-    def register(install: Callable[[Setter], None]) -> Callable[[Setter], None]:
+    def register(install: Install) -> Install:
         name = install.__name__.replace("_", "-")
-        ENGINE_MUTANTS[name] = SystemMutant(name, kind, "engine", Hook(install, alone), TOYS, check)
+        change = MethodReplacement(install, unguarded)
+        ENGINE_MUTANTS.append(SystemMutant(name, kind, "engine", change, TOYS, check))
         return install
 
     return register
 
 
 TOYS = ("toy", "toy-unguarded")
-"""Both are played at every workload."""
+"""Both are run at every workload."""
 
 
-@mutant("45")
-def prefix_hit_restores_one_page_too_many(patch):
+@engine_mutant("45")
+def prefix_hit_restores_one_page_too_many(patch: Patcher) -> None:
     right = RadixCache.match
 
-    def match(cache, tokens):
+    def match(cache: RadixCache, tokens: list[int]) -> list[int]:
         pages = right(cache, tokens)
         node = cache._root
         for key in cache._keys(tokens)[: len(pages)]:
@@ -51,39 +58,41 @@ def prefix_hit_restores_one_page_too_many(patch):
     patch.setattr(RadixCache, "match", match)
 
 
-@mutant(alone="stuck")
-def prefix_hit_leaves_no_token_to_compute(patch):
+@engine_mutant(unguarded="stuck")
+def prefix_hit_leaves_no_token_to_compute(patch: Patcher) -> None:
     right = RadixCache.match
     patch.setattr(RadixCache, "match", lambda cache, tokens: right(cache, [*tokens, 0]))
 
 
-@mutant("14")
-def chunk_starts_without_its_history(patch):
+@engine_mutant("14")
+def chunk_starts_without_its_history(patch: Patcher) -> None:
     right = Sequence.row
     patch.setattr(Sequence, "row", lambda seq, n: replace(right(seq, n), start=0) if n > 1 else right(seq, n))
 
 
-@mutant()
-def chunk_starts_one_late(patch):
+@engine_mutant()
+def chunk_starts_one_late(patch: Patcher) -> None:
     right = Engine._advance
 
-    def advance(engine, seq, n, logits):
+    def advance(engine: Engine, seq: Sequence, n: int, logits: np.ndarray) -> None:
         right(engine, seq, n + (seq.pending > n + 1), logits)
 
     patch.setattr(Engine, "_advance", advance)
 
 
-@mutant("12")
-def chunk_starts_where_the_one_before_it_in_the_batch_does(patch):
-    def packed(rows, *shape):
-        return pack([replace(row, start=rows[max(n - 1, 0)].start) for n, row in enumerate(rows)], *shape)
+@engine_mutant("12")
+def chunk_starts_where_the_one_before_it_in_the_batch_does(patch: Patcher) -> None:
+    def packed(rows: list[Row], shape: tuple[int, int], page_size: int, width: int) -> Step:
+        return pack(
+            [replace(row, start=rows[max(n - 1, 0)].start) for n, row in enumerate(rows)], shape, page_size, width
+        )
 
     patch.setattr(engine_module, "pack", packed)
 
 
-@mutant("47")
-def freed_page_is_reused_while_referenced(patch):
-    def release(pool, pages):
+@engine_mutant("47")
+def freed_page_is_reused_while_referenced(patch: Patcher) -> None:
+    def release(pool: PagePool, pages: Iterable[int]) -> None:
         for page in pages:
             pool._references[page] -= 1
             if page not in pool._free:
@@ -92,11 +101,11 @@ def freed_page_is_reused_while_referenced(patch):
     patch.setattr(PagePool, "release", release)
 
 
-@mutant("47")
-def eviction_ignores_locks(patch):
+@engine_mutant("47")
+def eviction_ignores_locks(patch: Patcher) -> None:
     right = RadixCache.evict
 
-    def evict(cache, n):
+    def evict(cache: RadixCache, n: int) -> int:
         before = cache.pages()
         right(cache, n)
         gone = set(before) - set(cache.pages())
@@ -108,9 +117,9 @@ def eviction_ignores_locks(patch):
     patch.setattr(RadixCache, "evict", evict)
 
 
-@mutant("47")
-def prefix_hit_is_not_locked_before_eviction(patch):
-    def map_pages(scheduler, seq):
+@engine_mutant("47")
+def prefix_hit_is_not_locked_before_eviction(patch: Patcher) -> None:
+    def map_pages(scheduler: Scheduler, seq: Sequence) -> bool:
         hit = scheduler.cache.match(seq.tokens)
         wanted = page_count(len(seq.tokens), scheduler.page_size) - len(hit)
         if not scheduler._make_room(wanted):
@@ -123,20 +132,20 @@ def prefix_hit_is_not_locked_before_eviction(patch):
     patch.setattr(Scheduler, "_map", map_pages)
 
 
-@mutant("47")
-def duplicate_page_is_freed_while_the_table_maps_it(patch):
+@engine_mutant("47")
+def duplicate_page_is_freed_while_the_table_maps_it(patch: Patcher) -> None:
     right = RadixCache.insert
 
-    def insert(cache, tokens, pages):
+    def insert(cache: RadixCache, tokens: list[int], pages: list[int]) -> list[int]:
         right(cache, tokens, pages)
         return pages
 
     patch.setattr(RadixCache, "insert", insert)
 
 
-@mutant("47", alone="leaked")
-def tail_page_is_shared_before_it_is_full(patch):
-    def publish(scheduler, seq):
+@engine_mutant("47", unguarded="leaked")
+def tail_page_is_shared_before_it_is_full(patch: Patcher) -> None:
+    def publish(scheduler: Scheduler, seq: Sequence) -> None:
         seq.pages = scheduler.cache.insert(seq.tokens[: len(seq.pages) * scheduler.page_size], seq.pages)
 
     patch.setattr(Scheduler, "publish", publish)
@@ -149,11 +158,11 @@ def tail_page_is_shared_before_it_is_full(patch):
     )
 
 
-@mutant("47", check="guards")
-def pages_are_published_before_the_prefill_completes(patch):
+@engine_mutant("47", check="guards")
+def pages_are_published_before_the_prefill_completes(patch: Patcher) -> None:
     right = Scheduler._map
 
-    def map_pages(scheduler, seq):
+    def map_pages(scheduler: Scheduler, seq: Sequence) -> bool:
         mapped = right(scheduler, seq)
         if mapped and scheduler.config.prefix_cache:
             seq.pages = scheduler.cache.insert(seq.tokens[: len(seq.tokens) - 1], seq.pages)
@@ -162,11 +171,11 @@ def pages_are_published_before_the_prefill_completes(patch):
     patch.setattr(Scheduler, "_map", map_pages)
 
 
-@mutant("51", alone=None, check="guards")
-def sequence_without_new_tokens_is_in_the_step(patch):
+@engine_mutant("51", unguarded=None, check="guards")
+def sequence_without_new_tokens_is_in_the_step(patch: Patcher) -> None:
     right = Scheduler._chunks
 
-    def chunks(scheduler):
+    def chunks(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
         plan = right(scheduler)
         rest = [seq for seq in scheduler.running if plan and seq.pending > 1 and seq not in dict(plan)]
         return plan + [(seq, 0) for seq in rest]
@@ -174,11 +183,11 @@ def sequence_without_new_tokens_is_in_the_step(patch):
     patch.setattr(Scheduler, "_chunks", chunks)
 
 
-@mutant(alone="streamed")
-def preempted_request_loses_its_last_token(patch):
+@engine_mutant(unguarded="streamed")
+def preempted_request_loses_its_last_token(patch: Patcher) -> None:
     right = Sequence.restart
 
-    def restart(seq):
+    def restart(seq: Sequence) -> None:
         right(seq)
         if seq.answer:
             del seq.tokens[-1]
@@ -186,20 +195,20 @@ def preempted_request_loses_its_last_token(patch):
     patch.setattr(Sequence, "restart", restart)
 
 
-@mutant(alone="streamed")
-def preempted_request_repeats_its_last_token(patch):
+@engine_mutant(unguarded="streamed")
+def preempted_request_repeats_its_last_token(patch: Patcher) -> None:
     right = Sequence.restart
 
-    def restart(seq):
+    def restart(seq: Sequence) -> None:
         right(seq)
         seq.tokens.append(seq.tokens[-1])
 
     patch.setattr(Sequence, "restart", restart)
 
 
-@mutant("47")
-def preempted_request_keeps_its_pages(patch):
-    def restart(seq):
+@engine_mutant("47")
+def preempted_request_keeps_its_pages(patch: Patcher) -> None:
+    def restart(seq: Sequence) -> None:
         seq.prefilling = True
 
     patch.setattr(Sequence, "restart", restart)
@@ -208,17 +217,17 @@ def preempted_request_keeps_its_pages(patch):
     )
 
 
-@mutant(alone="leaked")
-def the_oldest_is_preempted(patch):
+@engine_mutant(unguarded="leaked")
+def the_oldest_is_preempted(patch: Patcher) -> None:
     right = Scheduler._preempt
     patch.setattr(Scheduler, "_preempt", lambda scheduler, seq: right(scheduler, scheduler.running[0]))
 
 
-@mutant(alone="leaked")
-def abort_leaks_pages(patch):
+@engine_mutant(unguarded="leaked")
+def abort_leaks_pages(patch: Patcher) -> None:
     right = Engine.abort
 
-    def abort(engine, number):
+    def abort(engine: Engine, number: int) -> bool:
         if seq := engine._sequences.get(number):
             seq.pages = []
         return right(engine, number)
@@ -226,9 +235,9 @@ def abort_leaks_pages(patch):
     patch.setattr(Engine, "abort", abort)
 
 
-@mutant(alone="stuck")
-def last_page_is_never_released(patch):
-    def drop(scheduler, seq):
+@engine_mutant(unguarded="stuck")
+def last_page_is_never_released(patch: Patcher) -> None:
+    def drop(scheduler: Scheduler, seq: Sequence) -> None:
         (scheduler.running if seq in scheduler.running else scheduler.waiting).remove(seq)
         scheduler.pool.release(seq.pages[:-1])
 

@@ -1,86 +1,8 @@
-"""The handwritten mutants: kernels broken on purpose, the kind of bug each stands for, and what kills it."""
+"""The kernel mutants: kernels broken on purpose, the kind of bug each stands for, and what kills it."""
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from dsa_verify.contract import Provider
 from dsa_verify.mutants import adapters
-from dsa_verify.mutants.source import Patch, with_patches
-
-_PACKAGES = {"builtin": "dsa_verify.kernels.pallas", "jnp": "dsa_verify.kernels.jnp"}
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Source replaced in one module of a provider's package."""
-
-    module: str
-    old: str
-    new: str
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes when the change does."""
-        return "\0".join((self.module, self.old, self.new))
-
-    def load(self, provider: str, surface: str) -> Provider:
-        del surface  # whatever imports the module is broken
-        from dsa_verify.kernels.providers import load_provider
-
-        package = _PACKAGES[provider]
-        patch = Patch(f"{package}.{self.module}", self.old, self.new)
-        return with_patches(package, [patch], lambda: load_provider(provider))
-
-
-@dataclass(frozen=True)
-class WrongMetadata:
-    """A function of `dsa_verify.mutants.adapters` around one kernel."""
-
-    adapter: Callable
-
-    @property
-    def fingerprint(self) -> str:
-        return self.adapter.__name__  # the adapters' source is part of the campaign's digest
-
-    def load(self, provider: str, surface: str) -> Provider:
-        from dsa_verify.kernels.providers import load_provider
-
-        right = load_provider(provider)
-        kernel = right.kernels[surface]
-        broken = dataclasses.replace(kernel, fn=adapters.wrap(kernel.fn, self.adapter))
-        return dataclasses.replace(right, kernels={**right.kernels, surface: broken})
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A provider broken on purpose.
-
-    kind: the kind of bug it stands for, a key of `dsa_verify.mutants.kinds`.
-    change: what is replaced in `provider`'s source, or wrapped around its kernel of `surface`.
-    scenario: a cheap scenario that shows it on `surface`. check: a check that must reject it there.
-    """
-
-    name: str
-    kind: str
-    provider: str
-    surface: str
-    change: Edit | WrongMetadata
-    scenario: str
-    check: str
-
-    @property
-    def surfaces(self) -> tuple[str, ...]:
-        return (self.surface,)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.change.fingerprint
-
-    def load(self) -> Provider:
-        """The broken provider. Raises `StaleMutant` when the source it replaces has moved on."""
-        return self.change.load(self.provider, self.surface)
-
+from dsa_verify.mutants.kernel import KernelWrapper, Mutant
+from dsa_verify.mutants.source import Edit
 
 _PREFILL = ("builtin", "sparse_mla_prefill")
 _QBLOCK = ("builtin", "sparse_mla_prefill_qblock")
@@ -97,7 +19,7 @@ _HADAMARD = """    sign = jnp.bitwise_count(jnp.arange(dim)[:, None] & jnp.arang
     query, key = (rotate(x, turn, convention)"""
 """A Walsh-Hadamard rotation of the queries alone, in front of what follows it."""
 
-_MUTANTS = [
+TABLE: tuple[Mutant, ...] = (
     Mutant(
         "causal-bound-strict", "15", *_PREFILL,
         Edit("query_attention", "(1, step * page_size), 1) <= position", "(1, step * page_size), 1) < position"),
@@ -327,7 +249,7 @@ _MUTANTS = [
         Edit("indexing", "jnp.where(value > -jnp.inf, column, -1)", "column"),
         "single-prefill-p16-f32", "selection",
     ),
-    Mutant("window-of-the-last-row", "21", *_PREFILL, WrongMetadata(adapters.last_position_for_all),
+    Mutant("window-of-the-last-row", "21", *_PREFILL, KernelWrapper(adapters.last_position_for_all),
            "single-extend-p16-f32", "parity"),
     Mutant(
         "indexer-window-of-the-last-row", "21", *_TOPK,
@@ -335,7 +257,7 @@ _MUTANTS = [
         "single-extend-p16-f32", "selection",
     ),
     *(
-        Mutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface, WrongMetadata(adapters.packed_table),
+        Mutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface, KernelWrapper(adapters.packed_table),
                scenario, check)
         for surface, scenario, check in (
             ("index_topk", "several-unequal-p16-f32", "selection"),
@@ -379,7 +301,7 @@ _MUTANTS = [
              "(new, lax.reduce_precision(total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True), 8, 7))"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("short-prefill-not-scored", "38", "jnp", "index_topk", WrongMetadata(adapters.short_sequences_skip_scoring),
+    Mutant("short-prefill-not-scored", "38", "jnp", "index_topk", KernelWrapper(adapters.short_sequences_skip_scoring),
            "mixed-decode-and-chunk-p16-f32", "selection"),
     Mutant(
         "sparse-where-dense-is-due", "39", "jnp", "dense_mla",
@@ -387,7 +309,7 @@ _MUTANTS = [
              "page_table, placement, jnp.zeros((ql_nope.shape[0], 1), jnp.int32), sm_scale)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("half-of-the-heads", "40", *_QBLOCK, WrongMetadata(adapters.half_of_the_heads),
+    Mutant("half-of-the-heads", "40", *_QBLOCK, KernelWrapper(adapters.half_of_the_heads),
            "single-extend-p16-f32", "parity"),
     Mutant(
         "padding-slot-written", "42", *_DECODE,
@@ -395,17 +317,17 @@ _MUTANTS = [
         "padding-decode-between-d16-bf16", "cache",
     ),
     Mutant("padding-written-beside-a-neighbour", "42", "jnp", "cache_write",
-           WrongMetadata(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
+           KernelWrapper(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
     Mutant(
         "rotary-read-where-it-was-not-written", "44", "jnp", "dense_mla",
         Edit("attention", "rows[:, at : at + q_pe.shape[-1]]", "rows[:, -q_pe.shape[-1] :]"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", WrongMetadata(adapters.unaligned_locations),
+    Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", KernelWrapper(adapters.unaligned_locations),
            "several-unequal-p16-f32", "parity"),
-    Mutant("table-one-narrower", "50", "jnp", "index_page_topk", WrongMetadata(adapters.narrower_table),
+    Mutant("table-one-narrower", "50", "jnp", "index_page_topk", KernelWrapper(adapters.narrower_table),
            "several-unequal-p16-f32", "selection"),
-    Mutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", WrongMetadata(adapters.narrower_table),
+    Mutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", KernelWrapper(adapters.narrower_table),
            "decode-page-edges-d16-bf16", "parity"),
     Mutant(
         "prologue-for-a-sequence-without-work", "51", *_DENSE,
@@ -434,12 +356,12 @@ _MUTANTS = [
         Edit("indexing", "            ahead = index + BUFFERS - 1\n", "            ahead = index + BUFFERS\n"),
         "several-unequal-p16-f32", "races",
     ),
-    Mutant("positions-of-the-step-before", "metadata", *_QBLOCK, WrongMetadata(adapters.stale_positions),
+    Mutant("positions-of-the-step-before", "metadata", *_QBLOCK, KernelWrapper(adapters.stale_positions),
            "single-extend-p16-f32", "parity"),
-    Mutant("slots-one-further", "metadata", *_WRITE, WrongMetadata(adapters.locations_of_one_step_ahead),
+    Mutant("slots-one-further", "metadata", *_WRITE, KernelWrapper(adapters.locations_of_one_step_ahead),
            "several-unequal-p16-f32", "cache"),
     Mutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
-           WrongMetadata(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
+           KernelWrapper(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     Mutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
         Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",
@@ -547,6 +469,27 @@ _MUTANTS = [
         Edit("indexer", "_scores(query, weights, written,", "_scores(query, weights, jnp.nan_to_num(index_cache),"),
         "single-extend-p16-f32", "selection",
     ),
-]  # fmt: skip
-
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _MUTANTS}
+    # The faults that the gate is shown by its built-in arm, `dsa-verify gate --mutant NAME`.
+    Mutant(
+        "page-stride", "25", "jnp", "sparse_mla_prefill_qblock",
+        Edit("attention", "of_position = jnp.arange(kv, dtype=jnp.int32) // page_size",
+             "of_position = jnp.arange(kv, dtype=jnp.int32) // (2 * page_size)"),
+        "single-extend-p16-f32", "parity",
+    ),
+    Mutant(
+        "causal-bound", "15", "jnp", "sparse_mla_prefill_qblock",
+        Edit("attention", "jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]",
+             "jnp.arange(page_table.shape[1] * cache.shape[1]) < placement.position[:, None]"),
+        "single-extend-p16-f32", "parity",
+    ),
+    Mutant(
+        "causal-bound-pallas", "15", *_QBLOCK,
+        Edit("block_attention", "(row <= last)", "(row < last)"),
+        "single-extend-p16-f32", "parity", same_as="causal-bound",
+    ),
+    Mutant(
+        "top-1-page", "53", "jnp", "sparse_mla_prefill_qblock",
+        Edit("attention", "    chosen = _in_pages(topk_pages, ", "    chosen = _in_pages(topk_pages[:, :1], "),
+        "single-extend-p16-f32", "parity",
+    ),
+)  # fmt: skip

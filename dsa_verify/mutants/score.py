@@ -9,7 +9,7 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.mutants.campaign import MutantResult
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-WANTED = 0.95
+REQUIRED_SHARE = 0.95
 """Share of systematic mutants that must be killed; explained survivors count as not killed."""
 
 
@@ -35,27 +35,35 @@ class Score:
     known: Collection[str]
 
     @property
-    def fates(self) -> list[MutantResult]:
+    def results(self) -> list[MutantResult]:
         return [*self.handwritten, *self.systematic]
 
     @property
     def survivors(self) -> list[MutantResult]:
         """Mutants that nothing killed and nobody explained."""
-        return [fate for fate in self.fates if not fate.killed and fate.name not in self.explained]
+        return [result for result in self.results if not result.killed and result.name not in self.explained]
 
     @property
     def equivalent(self) -> list[MutantResult]:
-        return [fate for fate in self.systematic if not fate.killed and fate.name in self.explained]
+        return [result for result in self.systematic if not result.killed and result.name in self.explained]
+
+    @property
+    def killed_handwritten(self) -> int:
+        return sum(result.killed for result in self.handwritten)
+
+    @property
+    def killed_systematic(self) -> int:
+        return sum(result.killed for result in self.systematic)
 
     @property
     def share(self) -> float:
         """Of the systematic mutants, how many were killed."""
-        return _killed(self.systematic) / len(self.systematic) if self.systematic else 1.0
+        return self.killed_systematic / len(self.systematic) if self.systematic else 1.0
 
     @property
     def stale(self) -> list[str]:
         """Explanations of mutants that do not exist, or that were killed after all."""
-        killed = {fate.name for fate in self.fates if fate.killed}
+        killed = {result.name for result in self.results if result.killed}
         return [
             f"{name}: {'it was killed' if name in killed else 'no such mutant'}; take the entry out"
             for name in self.explained
@@ -64,33 +72,29 @@ class Score:
 
     @property
     def accepted(self) -> bool:
-        return not self.survivors and not self.stale and self.share >= WANTED
+        return not self.survivors and not self.stale and self.share >= REQUIRED_SHARE
 
     def document(self) -> dict[str, object]:
         """The part of the JSON document that is about mutants."""
         return {
-            "handwritten": {"killed": _killed(self.handwritten), "total": len(self.handwritten)},
+            "handwritten": {"killed": self.killed_handwritten, "total": len(self.handwritten)},
             "systematic": {
-                "killed": _killed(self.systematic),
+                "killed": self.killed_systematic,
                 "total": len(self.systematic),
                 "equivalent": len(self.equivalent),
             },
             "stale": self.stale,
-            "mutants": [self._record(fate) for fate in self.fates],
+            "mutants": [self._record(result) for result in self.results],
         }
 
-    def _record(self, fate: MutantResult) -> dict[str, object]:
+    def _record(self, result: MutantResult) -> dict[str, object]:
         return {
-            "name": fate.name,
-            "kind": fate.kind,
-            "provider": fate.provider,
-            "surface": fate.surface,
-            "killed_by": list(fate.killed_by),
-            "scenario": fate.scenario,
-            "reason": fate.reason if fate.killed else self.explained.get(fate.name, ""),
-            "seconds": fate.seconds,
+            "name": result.name,
+            "kind": result.kind,
+            "provider": result.provider,
+            "surface": result.surface,
+            "killed_by": list(result.killed_by),
+            "scenario": result.scenario,
+            "reason": result.reason if result.killed else self.explained.get(result.name, ""),
+            "seconds": result.seconds,
         }
-
-
-def _killed(fates: Sequence[MutantResult]) -> int:
-    return sum(fate.killed for fate in fates)

@@ -1,18 +1,22 @@
-"""Broken copies of kernels: re-import a package with a few lines of its source replaced."""
+"""Broken copies of packages: import one anew with a few lines of its source replaced."""
 
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Protocol, TypeVar
 
 from dsa_verify.errors import DsaVerifyError
 
 T = TypeVar("T")
+_ROOT = Path(__file__).parents[2]
 
 
 class StaleMutant(DsaVerifyError):
@@ -20,7 +24,7 @@ class StaleMutant(DsaVerifyError):
 
 
 class SourceChange(Protocol):
-    """Something that changes the source of one module, or raises `StaleMutant`."""
+    """Changes the source of one module, named within its package, or raises `StaleMutant`."""
 
     @property
     def module(self) -> str: ...
@@ -29,42 +33,53 @@ class SourceChange(Protocol):
 
 
 @dataclass(frozen=True)
-class Patch:
-    """Replace `old`, which must occur exactly once in the source of `module`, by `new`."""
+class Edit:
+    """Replace `old`, which must occur exactly once in the source of `module` of some package, by `new`."""
 
     module: str
     old: str
     new: str
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the edit does."""
+        return "\0".join((self.module, self.old, self.new))
+
     def apply(self, source: str) -> str:
-        """The patched source. Raises `StaleMutant` when `old` does not occur exactly once."""
+        """The edited source. Raises `StaleMutant` when `old` does not occur exactly once."""
         found = source.count(self.old)
         if found != 1:
             raise StaleMutant(
-                f"{self.module} holds {self.old!r} {found} times, expected once; the kernel moved on: "
+                f"{self.old!r} occurs {found} times in {self.module}, expected once; the source moved on: "
                 f"point the mutant at the line that does this now"
             )
         return source.replace(self.old, self.new)
 
 
-def with_patches(package: str | tuple[str, ...], patches: Iterable[SourceChange], load: Callable[[], T]) -> T:
-    """Call `load` while a package, or several that import each other, imports anew with patched source.
+def source_of(package: str, module: str) -> str:
+    """Source of a module of dsa_verify, found without importing anything. Raises `StaleMutant` if there is none."""
+    path = _ROOT.joinpath(*package.split("."), *module.split(".")).with_suffix(".py")
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise StaleMutant(f"{package}.{module} does not exist; point the mutant at the module that does") from None
 
-    What `load` returns keeps the broken copy; afterwards the real packages are imported as before, untouched.
-    Raises `StaleMutant` when a patch does not apply, or when `load` never imports its module.
+
+def with_changes(package: str, changes: Iterable[SourceChange], call: Callable[[], T]) -> T:
+    """What `call` returns when it imports a package, now forgotten, anew with its source changed.
+
+    What it returns keeps the broken copy; afterwards the real package is imported as before, untouched.
+    Raises `StaleMutant` when a change does not apply, or when `call` never imports its module.
     """
     by_module: dict[str, list[SourceChange]] = {}
-    for patch in patches:
-        by_module.setdefault(patch.module, []).append(patch)
-    with ExitStack() as stack:
-        for each in (package,) if isinstance(package, str) else package:
-            stack.enter_context(_forgotten(each))
-        applied = stack.enter_context(_patching(by_module))
-        loaded = load()
+    for change in changes:
+        by_module.setdefault(f"{package}.{change.module}", []).append(change)
+    with _forgotten(package), _changing(by_module) as applied:
+        result = call()
     unused = set(by_module) - applied
     if unused:
         raise StaleMutant(f"nothing imports {', '.join(sorted(unused))}; the mutant changes nothing")
-    return loaded
+    return result
 
 
 @contextmanager
@@ -92,8 +107,8 @@ def _forgotten(package: str) -> Iterator[None]:
 
 
 @contextmanager
-def _patching(patches: Mapping[str, list[SourceChange]]) -> Iterator[set[str]]:
-    finder = _PatchingFinder(patches)
+def _changing(changes: Mapping[str, Sequence[SourceChange]]) -> Iterator[set[str]]:
+    finder = _ChangingFinder(changes)
     sys.meta_path.insert(0, finder)
     try:
         yield finder.applied
@@ -101,31 +116,39 @@ def _patching(patches: Mapping[str, list[SourceChange]]) -> Iterator[set[str]]:
         sys.meta_path.remove(finder)
 
 
-class _PatchingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules that have patches, and gives them a loader that applies these."""
+class _ChangingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules that have changes, and gives them a loader that applies these."""
 
-    def __init__(self, patches: Mapping[str, list[SourceChange]]) -> None:
-        self.patches, self.applied = patches, set()
+    def __init__(self, changes: Mapping[str, Sequence[SourceChange]]) -> None:
+        self.changes = changes
+        self.applied: set[str] = set()
 
-    def find_spec(self, fullname, path=None, target=None):
-        if fullname not in self.patches:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.changes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None:
             return None
         self.applied.add(fullname)
-        loader = _PatchingLoader(fullname, spec.origin, self.patches[fullname])
+        loader = _ChangingLoader(fullname, spec.origin, self.changes[fullname])
         return importlib.util.spec_from_file_location(fullname, spec.origin, loader=loader)
 
 
-class _PatchingLoader(importlib.machinery.SourceFileLoader):
-    def __init__(self, fullname: str, path: str, patches: list[SourceChange]) -> None:
-        super().__init__(fullname, path)
-        self.patches = patches
+class _ChangingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module from its changed source."""
 
-    def get_code(self, fullname):
-        """Compile the patched source; the bytecode cache of the real module is neither read nor written."""
+    def __init__(self, fullname: str, path: str, changes: Sequence[SourceChange]) -> None:
+        super().__init__(fullname, path)
+        self.changes = changes
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the changed source; the bytecode cache of the real module is neither read nor written."""
         source = self.get_source(fullname) or ""
-        for patch in self.patches:
-            source = patch.apply(source)
+        for change in self.changes:
+            try:
+                source = change.apply(source)
+            except StaleMutant as error:
+                raise StaleMutant(f"{fullname}: {error}") from None
         return self.source_to_code(source.encode(), self.path)

@@ -1,69 +1,57 @@
-"""System mutants: backend, decoder, runner or engine broken on purpose, and the play of a workload that must notice."""
+"""System mutants: backend, decoder, runner or engine broken on purpose, and the workloads that must notice."""
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from unittest import mock
 
-from dsa_verify.mutants.source import Patch, with_patches
+from dsa_verify.mutants.source import Edit, with_changes
 from dsa_verify.system.scenarios import SCENARIOS
 
 PROVIDER = "system"
 SURFACES = ("engine", "backend", "decoder", "runner")
 """Parts of the system that are broken here, in the place of a kernel's surface."""
-_PACKAGES = ("dsa_verify.model",)
-"""Imported anew: the decoder takes the backend's functions by name."""
+PACKAGE = "dsa_verify.model"
+"""Where edits are made. All of it is imported anew: the decoder takes the backend's functions by name."""
 
-Rejected = dict[str, str]
+Rejections = dict[str, str]
 """Reasons by check."""
 
 
-class Setter(Protocol):
+class Patcher(Protocol):
     """Replaces attributes for a while; pytest's MonkeyPatch is one."""
 
     def setattr(self, target: object, name: str, value: object) -> None: ...
 
 
-class _Mock(ExitStack):
+class _MockPatcher(ExitStack):
     def setattr(self, target: object, name: str, value: object) -> None:
         self.enter_context(mock.patch.object(target, name, value))
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Lines replaced in the source of `dsa_verify.model.backend` or a module of `dsa_verify.model`."""
+class MethodReplacement:
+    """A function that replaces methods.
 
-    module: str
-    old: str
-    new: str
+    unguarded: a word of the rejection without the engine's guards, see `engine_table`; None where the answers stay
+      right.
+    """
 
-    @property
-    def fingerprint(self) -> str:
-        return "\0".join((self.module, self.old, self.new))
-
-    def under(self, play: Callable[[], Rejected]) -> Rejected:
-        """`play` while the change is in place. Raises `StaleMutant` when the source has moved on."""
-        return with_patches(_PACKAGES, [Patch(self.module, self.old, self.new)], play)
-
-
-@dataclass(frozen=True)
-class Hook:
-    """A function that replaces methods. `alone`: what tells without the engine's guards, see `engine_table`."""
-
-    install: Callable[[Setter], None]
-    alone: str | None = None
+    install: Callable[[Patcher], None]
+    unguarded: str | None = None
 
     @property
     def fingerprint(self) -> str:
         return inspect.getsource(self.install)
 
-    def under(self, play: Callable[[], Rejected]) -> Rejected:
-        """`play` while the change is in place."""
-        with _Mock() as setter:
-            self.install(setter)
-            return play()
+    def during(self, run: Callable[[], Rejections]) -> Rejections:
+        """What `run` returns while the methods are replaced."""
+        with _MockPatcher() as patcher:
+            self.install(patcher)
+            return run()
 
 
 @dataclass(frozen=True)
@@ -77,12 +65,13 @@ class SystemMutant:
     name: str
     kind: str
     surface: str
-    change: Lines | Hook
+    change: Edit | MethodReplacement
     scenarios: tuple[str, ...]
     check: str
     seed: int = 0
 
     provider = PROVIDER
+    package = PACKAGE
 
     @property
     def surfaces(self) -> tuple[str, ...]:
@@ -96,15 +85,23 @@ class SystemMutant:
     def fingerprint(self) -> str:
         return "\0".join((self.change.fingerprint, *self.scenarios, str(self.seed)))
 
-    def rejected(self, scenario: str, seed: int) -> Rejected:
-        """What checks say of the broken system. Raises `StaleMutant`."""
-        return self.change.under(lambda: SCENARIOS[scenario](seed))
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """What it changes in the source of its package; nothing if it replaces methods."""
+        return (self.change,) if isinstance(self.change, Edit) else ()
 
-    def attempts(self, deep: bool) -> Iterator[tuple[str, Callable[[], Rejected]]]:
+    def rejections(self, scenario: str, seed: int) -> Rejections:
+        """What checks say of the broken system. Raises `StaleMutant`."""
+        run = partial(SCENARIOS[scenario], seed)
+        if isinstance(self.change, MethodReplacement):
+            return self.change.during(run)
+        return with_changes(self.package, self.edits, run)
+
+    def attempts(self, deep: bool) -> Iterator[tuple[str, Callable[[], Rejections]]]:
         """Places to look, by name: where it is expected, then a few workloads, `deep` many more."""
         seeds = range(10, 60) if deep else dict.fromkeys((self.seed, *range(10)))
         for seed in seeds:
-            yield f"{self.scenarios[0]}/{seed}", lambda seed=seed: self._everywhere(seed)
+            yield f"{self.scenarios[0]}/{seed}", partial(self._in_all_scenarios, seed)
 
-    def _everywhere(self, seed: int) -> Rejected:
-        return {check: why for scenario in self.scenarios for check, why in self.rejected(scenario, seed).items()}
+    def _in_all_scenarios(self, seed: int) -> Rejections:
+        return {check: why for scenario in self.scenarios for check, why in self.rejections(scenario, seed).items()}

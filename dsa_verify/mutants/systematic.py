@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 
 from dsa_verify.contract import Provider
 from dsa_verify.mutants.operators import NARROW, OPERATORS, Change
-from dsa_verify.mutants.source import StaleMutant, with_patches
+from dsa_verify.mutants.source import StaleMutant, source_of, with_changes
 
 PROVIDER = "builtin"
 PACKAGE = "dsa_verify.kernels.pallas"
@@ -53,11 +51,17 @@ class SystematicMutant:
     fingerprint: str
 
     provider = PROVIDER
+    package = PACKAGE
     scenario = None
+
+    @property
+    def edits(self) -> tuple["SystematicMutant"]:
+        """Itself: it is a change of the source of `module`."""
+        return (self,)
 
     def apply(self, source: str) -> str:
         """The changed source. Raises `StaleMutant` when the place no longer exists."""
-        tree, changes = _enumerated(self.module.rpartition(".")[2], source)
+        tree, changes = _enumerated(self.module, source)
         change = changes.get(self.name)
         if change is None:
             raise StaleMutant(f"{self.module} has no place {self.name!r}; the kernel moved on: generate mutants anew")
@@ -70,7 +74,7 @@ class SystematicMutant:
         """The broken provider. Raises `StaleMutant` when the place no longer exists."""
         from dsa_verify.kernels.providers import load_provider
 
-        return with_patches(PACKAGE, [self], lambda: load_provider(PROVIDER))
+        return with_changes(self.package, self.edits, lambda: load_provider(PROVIDER))
 
 
 @cache
@@ -78,9 +82,9 @@ def systematic_mutants() -> dict[str, SystematicMutant]:
     """Every mutant of every built-in kernel, by name, in the order of modules and source."""
     found = {}
     for module, surfaces in MODULES.items():
-        for name, change in _enumerated(module, source_of(module))[1].items():
+        for name, change in _enumerated(module, source_of(PACKAGE, module))[1].items():
             after = ast.unparse(change.after)
-            found[name] = SystematicMutant(name, change.operator, f"{PACKAGE}.{module}", surfaces, after)
+            found[name] = SystematicMutant(name, change.operator, module, surfaces, after)
     return found
 
 
@@ -88,14 +92,6 @@ def systematic_mutants() -> dict[str, SystematicMutant]:
 def _enumerated(module: str, source: str) -> tuple[ast.Module, dict[str, Change]]:
     tree = ast.parse(source)
     return tree, dict(_named(module, tree))
-
-
-def source_of(module: str) -> str:
-    """Source of a module of the built-in kernels, found without importing it."""
-    spec = find_spec(f"{PACKAGE}.{module}")
-    if spec is None or spec.origin is None:
-        raise StaleMutant(f"{PACKAGE}.{module} does not exist; correct the table of modules")
-    return Path(spec.origin).read_text("utf-8")
 
 
 def _named(module: str, tree: ast.Module) -> Iterator[tuple[str, Change]]:

@@ -60,6 +60,20 @@ def test_mutant_breaks_the_sparse_arm_alone():
     assert (gate.same, gate.degraded, gate.rule.controls, gate.repeats) == (None, None, False, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "kernels", "found"),
+    [
+        ("causal-bound", "jnp", "causal-bound"),
+        ("causal-bound", "pallas", "causal-bound-pallas"),
+        ("causal-bound-pallas", "pallas", "causal-bound-pallas"),
+        ("softmax-not-rescaled", "pallas", "softmax-not-rescaled"),
+        ("selection-ignored", "jnp", "selection-ignored"),
+    ],
+)
+def test_any_mutant_of_the_arms_kernels_may_break_it_by_name_or_as_the_same_fault(name, kernels, found):
+    assert arranged(mutant=name, kernels=kernels).sparse.mutant == found
+
+
 def test_urls_become_arms_with_a_journal_each(data, tmp_path, listening):
     gate = arranged(
         dense_url="http://a:1/v1", sparse_url="http://b:2", data=data, tasks=("qasper",), work=tmp_path,
@@ -183,7 +197,12 @@ URLS = {"dense_url": "http://a:1", "sparse_url": "http://b:2"}
         ({"gsm8k_tokens": 100}, "--gsm8k-tokens means nothing with the built-in model"),
         ({"tasks": ("narrativeqa",)}, "the built-in model has no documents for narrativeqa"),
         ({"mutant": "top-2-pages"}, "Did you mean 'top-1-page'"),
-        ({"mutant": "top-1-page", "kernels": "pallas"}, "mutant of the gate for pallas kernels 'top-1-page'"),
+        (
+            {"mutant": "top-1-page", "kernels": "pallas"},
+            "top-1-page is a mutant of jnp, the gate's arm runs builtin; give --kernels jnp",
+        ),
+        ({"mutant": "abort-leaks-pages"}, "changes no line of source"),
+        ({"mutant": "page-budget-ignored"}, "is a mutant of system, the gate's arm runs jnp"),
         ({"alpha": 0.05, "macro_margin": 1.5}, "macro_margin = 1.5, expected between 0 and 1"),
     ],
 )

@@ -109,7 +109,7 @@ URLS = ("--dense-url", "http://127.0.0.1:1", "--sparse-url", "http://127.0.0.1:2
         (("--server-cmd", COMMAND, "--dense-env", "DSA_PREFILL_SPARSE"), "'DSA_PREFILL_SPARSE' is no NAME=VALUE"),
         (("--server-cmd", "serve"), "has no {port}"),
         (("--mutant", "top-1-page", *URLS), "--mutant means nothing with"),
-        (("--mutant", "nothing"), "unknown mutant of the gate for jnp kernels 'nothing'"),
+        (("--mutant", "nothing"), "unknown mutant 'nothing'"),
         (("--alpha", "0.05", "--macro-margin", "0"), "--macro-margin"),
         (("--documents", "0"), "--documents"),
         (("--baseline", "sparse"), "'sparse' is not 'dense'"),

@@ -12,18 +12,18 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.mutants import campaign
 from dsa_verify.mutants.campaign import MutantJob, MutantResult, try_mutant
 from dsa_verify.mutants.digest import _meaning, code_digest
-from dsa_verify.mutants.kernel_table import MUTANTS
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.score import Score, explanations
 from dsa_verify.mutants.systematic import systematic_mutants
 from dsa_verify.run import suite, workers
 
 
-def fate(name, *killed_by, kind="operator"):
+def result_of(name, *killed_by, kind="operator"):
     return MutantResult(name, kind, "builtin", "dense_mla", killed_by)
 
 
 def test_all_handwritten_mutants_are_shown_by_the_quick_tier():
-    assert {SCENARIOS[mutant.scenario].tier for mutant in MUTANTS.values()} == {"quick"}
+    assert {SCENARIOS[mutant.scenario].tier for mutant in KERNEL_MUTANTS.values()} == {"quick"}
 
 
 def test_killed_where_it_is_expected_to_be():
@@ -74,12 +74,12 @@ def test_mutant_that_cannot_be_imported_is_killed_by_that(monkeypatch):
 
 
 def test_attempts_begin_where_it_was_killed_before_and_grow_dearer():
-    mutant = replace(MUTANTS["scale-one-percent"], scenario="decode-one-d16-bf16")
-    places = list(campaign._cheap(mutant, ("dense_mla", "masked-rows-p16-f32", ("parity",)), "quick"))
+    mutant = replace(KERNEL_MUTANTS["scale-one-percent"], scenario="decode-one-d16-bf16")
+    places = list(campaign._cheap_attempts(mutant, ("dense_mla", "masked-rows-p16-f32", ("parity",)), "quick"))
     assert places[0] == ("dense_mla", "masked-rows-p16-f32", ("parity",))
     assert places[1][:2] == ("sparse_mla_decode", "decode-one-d16-bf16")
     assert set(places[2][2]) == set(campaign.CHEAP)
-    places += campaign._dear(mutant, "quick")
+    places += campaign._dear_attempts(mutant, "quick")
     assert {SCENARIOS[scenario].tier for _, scenario, _ in places} == {"quick"}
     quick = {case.scenario for case in suite.plan(["builtin"], ["sparse_mla_decode"])}
     assert {scenario for _, scenario, checks in places if set(checks) >= set(campaign.PLAIN)} >= quick
@@ -92,7 +92,7 @@ def test_dead_loop_counts_as_killed_and_a_crash_only_if_it_repeats(monkeypatch, 
     right = MutantResult("no-relu", "03", "jnp", "index_topk", ("selection",))
     answers = iter([right if code is None else workers.WorkerDied(code) for code in deaths])
     monkeypatch.setattr(campaign.workers, "run_groups", lambda groups, *_: ((g[0], next(answers)) for g in groups))
-    (found,) = campaign.run([MUTANTS["no-relu"]], "quick", 1, tmp_path)
+    (found,) = campaign.run([KERNEL_MUTANTS["no-relu"]], "quick", 1, tmp_path)
     assert found.killed_by == killed_by
 
 
@@ -110,7 +110,7 @@ def _never_returns(_):
 
 
 def test_what_is_known_is_not_tried_again_until_something_changes(monkeypatch, tmp_path):
-    mutant, tried = MUTANTS["no-relu"], []
+    mutant, tried = KERNEL_MUTANTS["no-relu"], []
 
     def run_groups(groups, work, jobs):
         for ((order,),) in [(group,) for group in groups]:
@@ -126,9 +126,9 @@ def test_what_is_known_is_not_tried_again_until_something_changes(monkeypatch, t
 
 
 def test_torn_record_is_as_good_as_none(tmp_path):
-    campaign._keep(tmp_path, "key", fate("x", "parity"))
+    campaign._keep(tmp_path, "key", result_of("x", "parity"))
     campaign._file(tmp_path, "x").write_text("{", "utf-8")
-    assert campaign._recall(tmp_path, "x", "key") == (None, None)
+    assert campaign._kept(tmp_path, "x", "key") == (None, None)
 
 
 def test_digest_sees_code_and_not_prose():
@@ -138,17 +138,17 @@ def test_digest_sees_code_and_not_prose():
 
 
 def test_score_counts_explained_survivors_as_not_killed():
-    killed = [fate(str(n), "parity") for n in range(19)]
-    score = Score([], [*killed, fate("same")], {"same": "because"}, {"same"})
+    killed = [result_of(str(n), "parity") for n in range(19)]
+    score = Score([], [*killed, result_of("same")], {"same": "because"}, {"same"})
     assert score.accepted and score.share == 0.95
     assert score.document()["systematic"] == {"killed": 19, "total": 20, "equivalent": 1}
-    assert not Score([], [*killed[1:], fate("same")], {"same": "because"}, {"same"}).accepted
+    assert not Score([], [*killed[1:], result_of("same")], {"same": "because"}, {"same"}).accepted
 
 
 def test_unexplained_survivor_and_stale_explanation_fail():
-    assert not Score([fate("alive")], [], {}, {"alive"}).accepted
-    assert not Score([fate("dead", "parity")], [], {"dead": "because"}, {"dead"}).accepted
-    assert not Score([fate("dead", "parity")], [], {"gone": "because"}, {"dead"}).accepted
+    assert not Score([result_of("alive")], [], {}, {"alive"}).accepted
+    assert not Score([result_of("dead", "parity")], [], {"dead": "because"}, {"dead"}).accepted
+    assert not Score([result_of("dead", "parity")], [], {"gone": "because"}, {"dead"}).accepted
 
 
 def test_shipped_explanations_are_of_mutants_that_exist(tmp_path):

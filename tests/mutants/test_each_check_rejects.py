@@ -10,8 +10,8 @@ from dsa_verify.checks import CHECKS, INVARIANCES
 from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.contract import SURFACES, Kernel, Provider
 from dsa_verify.kernels.providers import load_provider
-from dsa_verify.mutants.kernel_table import MUTANTS
-from dsa_verify.mutants.source import Patch, StaleMutant, with_patches
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
+from dsa_verify.mutants.source import Edit, StaleMutant, with_changes
 from dsa_verify.run.verify import verify
 
 
@@ -21,14 +21,14 @@ def rejections(provider: Provider, surface: str, scenario: str, *checks: str) ->
     return {result.check: result.verdict.reason for result in results if result.verdict.status == "rejected"}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", KERNEL_MUTANTS.values(), ids=lambda mutant: mutant.name)
 def test_mutant_is_rejected_by_the_check_that_names_its_fault(mutant):
     found = rejections(mutant.load(), mutant.surface, mutant.scenario, mutant.check)
     assert mutant.check in found, f"{mutant.name} survived {mutant.check}; rejected by {sorted(found)}"
 
 
 def test_rejection_speaks_the_domains_coordinates():
-    mutant = MUTANTS["causal-bound-strict"]
+    mutant = KERNEL_MUTANTS["causal-bound-strict"]
     reason = rejections(mutant.load(), mutant.surface, mutant.scenario)["parity"]
     for word in ("request", "position", "head", "oracle", "budget"):
         assert word in reason
@@ -58,18 +58,18 @@ def test_an_output_that_only_one_of_two_calls_gives_is_a_difference():
 
 
 def test_every_check_kills_some_mutant():
-    killed_by_a_mutant = {mutant.check for mutant in MUTANTS.values()}
+    killed_by_a_mutant = {mutant.check for mutant in KERNEL_MUTANTS.values()}
     assert killed_by_a_mutant | {"determinism"} >= set(CHECKS) - set(INVARIANCES)  # see test_invariances_reject.py
 
 
 def test_mutant_whose_source_is_gone_is_an_error_not_a_survivor():
-    patch = Patch("dsa_verify.kernels.jnp.indexer", "no such line", "")
-    with pytest.raises(StaleMutant, match="expected once"):
-        with_patches("dsa_verify.kernels.jnp", [patch], lambda: load_provider("jnp"))
+    gone = Edit("indexer", "no such line", "")
+    with pytest.raises(StaleMutant, match=r"dsa_verify\.kernels\.jnp\.indexer: .*expected once"):
+        with_changes("dsa_verify.kernels.jnp", [gone], lambda: load_provider("jnp"))
 
 
 def test_broken_copy_leaves_the_real_package_untouched():
     before = load_provider("jnp").kernels["index_topk"].fn
-    MUTANTS["no-relu"].load()
+    KERNEL_MUTANTS["no-relu"].load()
     assert load_provider("jnp").kernels["index_topk"].fn is before
     assert not rejections(load_provider("jnp"), "index_topk", "single-extend-p16-f32")

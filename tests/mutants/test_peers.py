@@ -9,8 +9,9 @@ from click import UsageError
 
 from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.contract import SURFACES
-from dsa_verify.mutants.kernel_table import MUTANTS, WrongMetadata
+from dsa_verify.mutants.kernel import KernelWrapper
 from dsa_verify.mutants.operators import OPERATORS
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.source import StaleMutant
 from tools.peer_mutants.run import BEGIN, END, Fate, markdown, with_block
 from tools.peer_mutants.table import TEMPLATE, PeerMutant, digest, load_table, raising_function, rewritten
@@ -46,8 +47,8 @@ def identity(entry: PeerMutant) -> str:
 
 @pytest.mark.parametrize("entry", PEER.mutants, ids=identity)
 def test_entry_names_what_exists(entry):
-    assert entry.name in MUTANTS
-    assert not isinstance(MUTANTS[entry.name].change, WrongMetadata)
+    assert entry.name in KERNEL_MUTANTS
+    assert not isinstance(KERNEL_MUTANTS[entry.name].change, KernelWrapper)
     assert entry.operator == TEMPLATE or (entry.operator in OPERATORS and not entry.to)
     assert entry.surface in SURFACES
     assert entry.scenarios
@@ -56,7 +57,7 @@ def test_entry_names_what_exists(entry):
 
 def test_every_handwritten_mutant_is_in_the_table_or_left_out_with_a_reason():
     placed = {entry.name for entry in PEER.mutants}
-    assert placed | set(PEER.left_out) == set(MUTANTS)
+    assert placed | set(PEER.left_out) == set(KERNEL_MUTANTS)
     assert not placed & set(PEER.left_out)
     assert all(PEER.left_out.values())
     assert len(PEER.mutants) == len(set(PEER.mutants))

@@ -13,12 +13,10 @@ from dsa_verify.cli import main
 from dsa_verify.contract import SURFACES as KERNEL_SURFACES
 from dsa_verify.mutants import campaign
 from dsa_verify.mutants.campaign import MutantJob, try_mutant
-from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import KINDS, OTHER
-from dsa_verify.mutants.source import StaleMutant
-from dsa_verify.mutants.system import SURFACES, Hook, Lines
-from dsa_verify.mutants.system_table import SYSTEM_MUTANTS
-from dsa_verify.mutants.systematic import systematic_mutants
+from dsa_verify.mutants.registry import SYSTEM_MUTANTS
+from dsa_verify.mutants.source import Edit, StaleMutant
+from dsa_verify.mutants.system import SURFACES, MethodReplacement
 from dsa_verify.system.scenarios import CHECKS, SCENARIOS
 
 WIRED = [name for name, mutant in SYSTEM_MUTANTS.items() if mutant.surface != "engine"]
@@ -27,7 +25,7 @@ WIRED = [name for name, mutant in SYSTEM_MUTANTS.items() if mutant.surface != "e
 @pytest.mark.parametrize("name", WIRED)
 def test_broken_system_is_rejected_by_the_check_that_names_its_fault(name):
     mutant = SYSTEM_MUTANTS[name]
-    found = mutant.rejected(mutant.scenarios[0], mutant.seed)
+    found = mutant.rejections(mutant.scenarios[0], mutant.seed)
     assert mutant.check in found, f"{name} survived {mutant.check}; rejected by {sorted(found)}"
 
 
@@ -40,8 +38,7 @@ def test_every_check_of_the_system_kills_some_mutant():
     assert {mutant.check for mutant in SYSTEM_MUTANTS.values()} == set(CHECKS)
 
 
-def test_mutants_have_kinds_scenarios_and_names_of_their_own():
-    assert not set(SYSTEM_MUTANTS) & ({*MUTANTS} | {*systematic_mutants()})
+def test_mutants_have_kinds_scenarios_and_surfaces_of_their_own():
     assert not set(SURFACES) & set(KERNEL_SURFACES)
     for mutant in SYSTEM_MUTANTS.values():
         assert mutant.kind in KINDS or mutant.kind in OTHER
@@ -49,16 +46,16 @@ def test_mutants_have_kinds_scenarios_and_names_of_their_own():
 
 
 def test_source_that_moved_on_is_an_error_not_a_survivor():
-    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Lines("dsa_verify.model.backend", "no such line", ""))
+    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Edit("backend", "no such line", ""))
     with pytest.raises(StaleMutant, match="expected once"):
-        gone.rejected("shared-first", 0)
+        gone.rejections("shared-first", 0)
 
 
 def test_system_that_is_right_survives_and_the_real_modules_are_untouched(monkeypatch):
     before = {module: vars(__import__(module, fromlist=["x"])) for module in ("dsa_verify.model.backend",)}
     right = replace(
         SYSTEM_MUTANTS["shared-layer-runs-without-a-selection"],
-        change=Lines("dsa_verify.model.backend", '"""One layer on one device, its path decided."""', ""),
+        change=Edit("backend", '"""One layer on one device, its path decided."""', ""),
     )
     monkeypatch.setattr(campaign, "named", lambda name: right)
     assert not try_mutant(MutantJob("right"), "quick", deep=False).killed
@@ -71,7 +68,7 @@ def test_play_that_breaks_is_a_kill_and_what_it_replaced_comes_back(monkeypatch)
     def install(patch):
         patch.setattr(Engine, "submit", lambda engine, request: 1 / 0)
 
-    right, broken = Engine.submit, replace(SYSTEM_MUTANTS["abort-leaks-pages"], change=Hook(install))
+    right, broken = Engine.submit, replace(SYSTEM_MUTANTS["abort-leaks-pages"], change=MethodReplacement(install))
     monkeypatch.setattr(campaign, "named", lambda name: broken)
     found = try_mutant(MutantJob("broken"), "quick", deep=False)
     assert found.killed_by == ("broke",) and "ZeroDivisionError" in found.reason

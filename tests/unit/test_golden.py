@@ -20,7 +20,7 @@ from dsa_verify.evidence import Result, Verdict
 from dsa_verify.golden import canonical, measure, review, snapshot, store
 from dsa_verify.golden.compare import differences, grown, provider_differences
 from dsa_verify.golden.fingerprint import fingerprint, signs
-from dsa_verify.mutants.kernel_table import MUTANTS
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.run import suite
 from dsa_verify.run.verify import batch_of
 
@@ -274,7 +274,7 @@ def test_eroded_metric_fails_and_a_better_one_is_only_written():
 
 
 def test_bytes_moved_in_vain_are_a_drift_and_saved_ones_are_only_written():
-    mutant = MUTANTS["pages-behind-the-block"]
+    mutant = KERNEL_MUTANTS["pages-behind-the-block"]
 
     def entry(provider):
         results = measure.measure(SURFACES[mutant.surface], provider, SCENARIOS[mutant.scenario])

@@ -20,8 +20,8 @@ import click
 
 from dsa_verify.kernels.providers import sglang_jax
 from dsa_verify.mutants.digest import code_digest
-from dsa_verify.mutants.kernel_table import MUTANTS
 from dsa_verify.mutants.kinds import title
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.systematic import places_of
 from tools.peer_mutants.table import TEMPLATE, PeerMutant, Table, digest, load_table, raising_function
 
@@ -183,7 +183,13 @@ def markdown(table: Table, fates: Mapping[PeerMutant, Fate]) -> str:
         change = (
             f"`{mutant.to}`" if mutant.to else "argument dropped" if mutant.operator == TEMPLATE else mutant.operator
         )
-        what = [mutant.name, title(MUTANTS[mutant.name].kind), f"`{mutant.place}`", change, *_cells(mutant, fate)]
+        what = [
+            mutant.name,
+            title(KERNEL_MUTANTS[mutant.name].kind),
+            f"`{mutant.place}`",
+            change,
+            *_cells(mutant, fate),
+        ]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in what)} |")
     for side, who in (("theirs", "their tests that run on a CPU"), ("ours", "this suite")):
         counts = {
@@ -191,7 +197,7 @@ def markdown(table: Table, fates: Mapping[PeerMutant, Fate]) -> str:
         }
         lines += ["", f"{len(fates)} mutants under {who}: {', '.join(f'{n} {how}' for how, n in counts.items())}."]
     lines += ["", "| left out | reason |", "|---|---|"]
-    lines += [f"| {name} | {table.left_out[name]} |" for name in MUTANTS if name in table.left_out]
+    lines += [f"| {name} | {table.left_out[name]} |" for name in KERNEL_MUTANTS if name in table.left_out]
     return "\n".join(lines)
 
 

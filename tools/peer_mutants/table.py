@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsa_verify.mutants.kernel_table import MUTANTS, WrongMetadata
+from dsa_verify.mutants.kernel import KernelWrapper
 from dsa_verify.mutants.operators import OPERATORS, Change
+from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.systematic import ReplaceNode, places_of
 
@@ -83,9 +84,9 @@ def load_table(path: Path = TABLE) -> Table:
     """Read the table; handwritten mutants that spoil metadata, and those of surfaces the peer lacks, are left out."""
     document = tomllib.loads(path.read_text("utf-8"))
     mutants = tuple(PeerMutant(**{**entry, "scenarios": tuple(entry["scenarios"])}) for entry in document["mutant"])
-    wrong = {m.name: document["caller"] for m in MUTANTS.values() if isinstance(m.change, WrongMetadata)}
+    wrong = {m.name: document["caller"] for m in KERNEL_MUTANTS.values() if isinstance(m.change, KernelWrapper)}
     lacking = document["no_surface"]
-    wrong |= {m.name: lacking[m.surface] for m in MUTANTS.values() if m.surface in lacking}
+    wrong |= {m.name: lacking[m.surface] for m in KERNEL_MUTANTS.values() if m.surface in lacking}
     head = {key: document[key] for key in ("revision", "date", "not_on_cpu")}
     return Table(**head, tests=tuple(document["tests"]), mutants=mutants, left_out=document["left_out"] | wrong)
 

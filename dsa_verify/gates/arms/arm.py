@@ -37,8 +37,8 @@ class Arm(Protocol):
 class EmbeddedArm:
     """The built-in model in this process, behind the engine.
 
-    environment: its DSA_* variables. index_topk: its budget in tokens. mutant: a name of `broken.MUTANTS`, which breaks
-    the kernels of this arm only. kernels: `jnp`, or `pallas` in interpret mode.
+    environment: its DSA_* variables. index_topk: its budget in tokens. mutant: one that breaks the kernels of this arm
+    only, by name. kernels: `jnp`, or `pallas` in interpret mode.
     """
 
     name: str
@@ -51,7 +51,7 @@ class EmbeddedArm:
     def answer(self, questions: Sequence[Question], on_answer: OnAnswer) -> dict[str, Answer]:
         from contextlib import nullcontext
 
-        from dsa_verify.gates.broken import with_mutant
+        from dsa_verify.mutants.broken_arm import with_mutant
         from dsa_verify.runtime import interpreted
 
         def each() -> dict[str, Answer]:
