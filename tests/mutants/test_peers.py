@@ -13,7 +13,7 @@ from dsa_verify.mutants.kernel import KernelWrapper
 from dsa_verify.mutants.operators import OPERATORS
 from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.source import StaleMutant
-from tools.peer_mutants.run import BEGIN, END, Fate, markdown, with_block
+from tools.peer_mutants.run import BEGIN, END, PeerResult, markdown, with_block
 from tools.peer_mutants.table import TEMPLATE, PeerMutant, digest, load_table, raising_function, rewritten
 
 PEER = load_table()
@@ -110,20 +110,20 @@ def test_a_probe_raises_where_the_change_would_be():
 
 
 def test_the_document_is_complete_for_the_table():
-    expected = markdown(PEER, {entry: Fate("killed", "", "killed", "") for entry in PEER.mutants})
+    expected = markdown(PEER, {entry: PeerResult("killed", "", "killed", "") for entry in PEER.mutants})
     block = DOCUMENT.partition(BEGIN)[2].partition(END)[0]
-    assert without_fates(block) == without_fates(expected)
+    assert without_results(block) == without_results(expected)
     rows = [line for line in block.splitlines() if line.count(" | ") >= 5][1:]
-    assert all(fate.startswith(("killed", "survived", "not run")) for row in rows for fate in fates(row))
+    assert all(result.startswith(("killed", "survived", "not run")) for row in rows for result in results(row))
     assert PEER.revision[:12] in DOCUMENT
     assert all(Path(test).name in DOCUMENT for test in (*PEER.tests, *PEER.not_on_cpu))
 
 
-def fates(row: str) -> list[str]:
+def results(row: str) -> list[str]:
     return row.removesuffix(" |").rsplit(" | ", 2)[1:]
 
 
-def without_fates(block: str) -> list[str]:
+def without_results(block: str) -> list[str]:
     return [line.rsplit(" | ", 2)[0] for line in block.splitlines() if line.startswith("|")]
 
 

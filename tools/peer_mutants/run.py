@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -25,13 +26,14 @@ from dsa_verify.mutants.registry import KERNEL_MUTANTS
 from dsa_verify.mutants.systematic import places_of
 from tools.peer_mutants.table import TEMPLATE, PeerMutant, Table, digest, load_table, raising_function
 
+R = TypeVar("R")
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 SCENARIO_LIMIT = 240
 """Seconds for one scenario under this suite; a mutated kernel may wait for ever. The whole tier has ten times that."""
 
 
 @dataclass(frozen=True)
-class Fate:
+class PeerResult:
     """What became of one peer mutant: `killed`, `survived` or `not run`, and by what."""
 
     theirs: str
@@ -73,13 +75,13 @@ class Peer:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def kept(self, name: str, make, *parts: str):
-        """A result as it was kept, or made and kept."""
+    def kept(self, name: str, compute: Callable[[], R], *parts: str) -> R:
+        """What `compute` returns, from an earlier run if nothing that it depends on has changed; kept as JSON."""
         file = (
             self.folder / f"{code_digest('jnp', Path(sglang_jax.__file__).read_text('utf-8'), name, *parts)[:24]}.json"
         )
         if not file.is_file():
-            result = make()
+            result = compute()
             file.parent.mkdir(parents=True, exist_ok=True)
             file.with_suffix(".new").write_text(json.dumps({"name": name, "result": result}), "utf-8")
             file.with_suffix(".new").replace(file)
@@ -93,15 +95,17 @@ class Peer:
         code, out = self.run(["-m", "pytest", *quiet, *options, *files], limit, self.copy)
         return code, re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
 
-    def baseline(self) -> dict:
+    def baseline(self) -> dict[str, Any]:
         """How long the peer's unchanged tests take, and those that fail and so cannot count."""
 
-        def make() -> dict:
+        def run_tests() -> dict[str, Any]:
             start = time.monotonic()
             failed = self.tests(self.table.tests, 1800)[1]
             return {"seconds": round(time.monotonic() - start, 1), "failed": failed}
 
-        return self.kept("their tests, unchanged", make, *((self.copy / file).read_text() for file in self.table.tests))
+        return self.kept(
+            "their tests, unchanged", run_tests, *((self.copy / file).read_text() for file in self.table.tests)
+        )
 
     def rejects(self, mutant: PeerMutant, changed: str, files: Sequence[str]) -> tuple[int | None, list[str]]:
         """What some of the peer's tests say of a changed file, up to the first failure."""
@@ -130,7 +134,7 @@ class Peer:
 
     # Ours.
 
-    def parity(self, surface: str, scenarios: Sequence[str], limit: float) -> dict:
+    def parity(self, surface: str, scenarios: Sequence[str], limit: float) -> dict[str, Any]:
         """What this suite says of the copy as it is now: how it ended, and each check by scenario."""
         words = ["-m", "dsa_verify", "parity", "--provider", "sglang_jax", "--provider-path", str(self.copy)]
         words += [word for scenario in scenarios for word in ("--scenario", scenario)]
@@ -161,25 +165,25 @@ class Peer:
                     return "killed", check
         return ("survived" if verified else "not run"), ""
 
-    def fate(self, mutant: PeerMutant) -> Fate:
-        """A mutant's fate, as kept or anew."""
+    def result(self, mutant: PeerMutant) -> PeerResult:
+        """What becomes of a mutant, as kept or anew."""
         entry = json.dumps({k: v for k, v in asdict(mutant).items() if k != "remark"})
         source = (self.copy / mutant.file).read_text("utf-8")
         theirs = self.kept(f"{mutant.name} theirs", lambda: self.theirs(mutant), entry, source)
         ours = self.kept(f"{mutant.name} ours", lambda: self.ours(mutant), entry, source)
-        return Fate(*theirs, *ours)
+        return PeerResult(*theirs, *ours)
 
 
-def _cells(mutant: PeerMutant, fate: Fate) -> tuple[str, str]:
-    """A fate in words, for either side."""
-    theirs = ": ".join(filter(None, (fate.theirs, fate.theirs_by)))
-    return theirs, ": ".join(filter(None, (fate.ours, fate.ours_by or mutant.remark)))
+def _in_words(mutant: PeerMutant, result: PeerResult) -> tuple[str, str]:
+    """A result as the table says it, for either side."""
+    theirs = ": ".join(filter(None, (result.theirs, result.theirs_by)))
+    return theirs, ": ".join(filter(None, (result.ours, result.ours_by or mutant.remark)))
 
 
-def markdown(table: Table, fates: Mapping[PeerMutant, Fate]) -> str:
+def markdown(table: Table, results: Mapping[PeerMutant, PeerResult]) -> str:
     """Kills and totals, and what is left out and why."""
     lines = ["| mutant | kind | their function | change | their CPU tests | this suite |", "|---|---|---|---|---|---|"]
-    for mutant, fate in fates.items():
+    for mutant, result in results.items():
         change = (
             f"`{mutant.to}`" if mutant.to else "argument dropped" if mutant.operator == TEMPLATE else mutant.operator
         )
@@ -188,14 +192,14 @@ def markdown(table: Table, fates: Mapping[PeerMutant, Fate]) -> str:
             title(KERNEL_MUTANTS[mutant.name].kind),
             f"`{mutant.place}`",
             change,
-            *_cells(mutant, fate),
+            *_in_words(mutant, result),
         ]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in what)} |")
     for side, who in (("theirs", "their tests that run on a CPU"), ("ours", "this suite")):
         counts = {
-            how: sum(getattr(f, side) == how for f in fates.values()) for how in ("killed", "survived", "not run")
+            how: sum(getattr(r, side) == how for r in results.values()) for how in ("killed", "survived", "not run")
         }
-        lines += ["", f"{len(fates)} mutants under {who}: {', '.join(f'{n} {how}' for how, n in counts.items())}."]
+        lines += ["", f"{len(results)} mutants under {who}: {', '.join(f'{n} {how}' for how, n in counts.items())}."]
     lines += ["", "| left out | reason |", "|---|---|"]
     lines += [f"| {name} | {table.left_out[name]} |" for name in KERNEL_MUTANTS if name in table.left_out]
     return "\n".join(lines)
@@ -231,17 +235,17 @@ def main(checkout: Path, globs: tuple[str, ...], document: Path | None, cache: P
             if found == function and not isinstance(node, ast.Name | ast.Constant):
                 click.echo(f"{digest(node)} {type(node).__name__}: {' '.join(ast.unparse(node).split())[:120]}")
         return
-    table, fates = load_table(), {}
+    table, results = load_table(), {}
     with tempfile.TemporaryDirectory() as temporary:
         for part in ("python", "test"):
             shutil.copytree(checkout / part, Path(temporary, part), ignore=shutil.ignore_patterns("__pycache__"))
         peer = Peer(Path(temporary), table, cache)
         for mutant in table.mutants:
             if not globs or any(fnmatchcase(mutant.name, glob) for glob in globs):
-                fates[mutant] = peer.fate(mutant)
-                theirs, ours = _cells(mutant, fates[mutant])
+                results[mutant] = peer.result(mutant)
+                theirs, ours = _in_words(mutant, results[mutant])
                 click.echo(f"{mutant.name} in {mutant.place}: theirs {theirs}; ours {ours}", err=True)
-    block = markdown(table, fates)
+    block = markdown(table, results)
     if document and not globs:
         document.write_text(with_block(document.read_text("utf-8"), block), "utf-8")
     else:
