@@ -17,7 +17,7 @@ from dsa_verify.checks import CHECKS
 from dsa_verify.contract import Provider, surface_named
 from dsa_verify.errors import DsaVerifyError
 from dsa_verify.mutants.digest import code_digest
-from dsa_verify.mutants.kernel import Mutant
+from dsa_verify.mutants.kernel import KernelMutant
 from dsa_verify.mutants.registry import AnyMutant, named
 from dsa_verify.mutants.source import StaleMutant
 from dsa_verify.mutants.system import SystemMutant
@@ -35,7 +35,7 @@ CHEAP = tuple(name for name in PLAIN if not CHECKS[name].runs)
 """Checks that need no run of the kernel beside the first."""
 
 
-KernelMutant = Mutant | SystematicMutant
+LoadableMutant = KernelMutant | SystematicMutant
 """A mutant whose kernels can be had as a provider."""
 Attempt = tuple[str, str, tuple[str, ...]]
 """A surface, a scenario, and the checks to make."""
@@ -157,7 +157,7 @@ def try_mutant(job: MutantJob, tier: str, deep: bool) -> MutantResult:
     return replace(result, seconds=round(time.perf_counter() - start, 2))
 
 
-def _try_kernel(result: MutantResult, mutant: KernelMutant, attempts: Iterator[Attempt]) -> MutantResult:
+def _try_kernel(result: MutantResult, mutant: LoadableMutant, attempts: Iterator[Attempt]) -> MutantResult:
     try:
         provider = mutant.load()
     except StaleMutant:
@@ -213,7 +213,7 @@ def _clear_caches() -> None:
     gc.collect()
 
 
-def _cheap_attempts(mutant: KernelMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
+def _cheap_attempts(mutant: LoadableMutant, hint: Attempt | None, tier: str) -> Iterator[Attempt]:
     """Where it was killed before, and where it is expected to be; then the scenarios of each surface's fullest bucket,
     which cost one compilation, by the checks that need one run."""
     if hint is not None:
@@ -225,7 +225,7 @@ def _cheap_attempts(mutant: KernelMutant, hint: Attempt | None, tier: str) -> It
             yield surface, scenario, CHEAP
 
 
-def _dear_attempts(mutant: KernelMutant, tier: str) -> Iterator[Attempt]:
+def _dear_attempts(mutant: LoadableMutant, tier: str) -> Iterator[Attempt]:
     """All scenarios by all checks of one batch, the fullest buckets first; variants of these batches last, because what
     no batch shows they hardly ever do."""
     buckets = {surface: _by_bucket(mutant.provider, surface, tier) for surface in mutant.surfaces}

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsa_verify.contract import Provider
 from dsa_verify.mutants import adapters
-from dsa_verify.mutants.source import Edit, with_changes
+from dsa_verify.mutants.source import SourceEdit, with_changes
 
 PACKAGES = {"builtin": "dsa_verify.kernels.pallas", "jnp": "dsa_verify.kernels.jnp"}
 """The package of each provider that has mutants; edits name its modules."""
@@ -25,7 +25,7 @@ class KernelWrapper:
 
 
 @dataclass(frozen=True)
-class Mutant:
+class KernelMutant:
     """A provider broken on purpose.
 
     kind: the kind of bug it stands for, a key of `dsa_verify.mutants.kinds`.
@@ -38,7 +38,7 @@ class Mutant:
     kind: str
     provider: str
     surface: str
-    change: Edit | KernelWrapper
+    change: SourceEdit | KernelWrapper
     scenario: str
     check: str
     same_as: str | None = None
@@ -56,15 +56,15 @@ class Mutant:
         return PACKAGES[self.provider]
 
     @property
-    def edits(self) -> tuple[Edit, ...]:
+    def edits(self) -> tuple[SourceEdit, ...]:
         """What it changes in the source of its package; nothing if it wraps a kernel."""
-        return (self.change,) if isinstance(self.change, Edit) else ()
+        return (self.change,) if isinstance(self.change, SourceEdit) else ()
 
     def load(self) -> Provider:
         """The broken provider. Raises `StaleMutant` when the source it replaces has moved on."""
         from dsa_verify.kernels.providers import load_provider
 
-        if isinstance(self.change, Edit):
+        if isinstance(self.change, SourceEdit):
             return with_changes(self.package, self.edits, lambda: load_provider(self.provider))
         right = load_provider(self.provider)
         kernel = right.kernels[self.surface]

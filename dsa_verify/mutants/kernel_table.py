@@ -1,8 +1,8 @@
 """The kernel mutants: kernels broken on purpose, the kind of bug each stands for, and what kills it."""
 
 from dsa_verify.mutants import adapters
-from dsa_verify.mutants.kernel import KernelWrapper, Mutant
-from dsa_verify.mutants.source import Edit
+from dsa_verify.mutants.kernel import KernelMutant, KernelWrapper
+from dsa_verify.mutants.source import SourceEdit
 
 _PREFILL = ("builtin", "sparse_mla_prefill")
 _QBLOCK = ("builtin", "sparse_mla_prefill_qblock")
@@ -19,147 +19,147 @@ _HADAMARD = """    sign = jnp.bitwise_count(jnp.arange(dim)[:, None] & jnp.arang
     query, key = (rotate(x, turn, convention)"""
 """A Walsh-Hadamard rotation of the queries alone, in front of what follows it."""
 
-TABLE: tuple[Mutant, ...] = (
-    Mutant(
+TABLE: tuple[KernelMutant, ...] = (
+    KernelMutant(
         "causal-bound-strict", "15", *_PREFILL,
-        Edit("query_attention", "(1, step * page_size), 1) <= position", "(1, step * page_size), 1) < position"),
+        SourceEdit("query_attention", "(1, step * page_size), 1) <= position", "(1, step * page_size), 1) < position"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "first-request-pages", "25", *_PREFILL,
-        Edit(
+        SourceEdit(
             "sparse_mla_prefill",
             "jnp.take_along_axis(page_table[seq], topk_pages, axis=1)",
             "jnp.take_along_axis(page_table[0 * seq], topk_pages, axis=1)",
         ),
         "several-unequal-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "next-request-pages", "25", *_QBLOCK,
-        Edit(
+        SourceEdit(
             "sparse_mla_prefill_qblock",
             "seq[:, None] * pages_per_seq + topk_pages",
             "(seq[:, None] ^ 1) * pages_per_seq + topk_pages",
         ),
         "prefix-aligned-p16-f32", "isolation",
     ),
-    Mutant(
+    KernelMutant(
         "values-not-cleared", "22", *_PREFILL,
-        Edit("query_attention", "values = jnp.where(clean, keys[:, :rank], 0)", "values = keys[:, :rank]"),
+        SourceEdit("query_attention", "values = jnp.where(clean, keys[:, :rank], 0)", "values = keys[:, :rank]"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "block-values-not-cleared", "22", *_DENSE,
-        Edit("block_attention", "values = jnp.where(useful, keys[:, :rank], 0)", "values = keys[:, :rank]"),
+        SourceEdit("block_attention", "values = jnp.where(useful, keys[:, :rank], 0)", "values = keys[:, :rank]"),
         "single-extend-p16-f32", "isolation",
     ),
-    Mutant(
+    KernelMutant(
         "padding-wraps", "41", "jnp", "cache_write",
-        Edit("ragged", 'mode="drop", wrap_negative_indices=False', 'mode="drop"'),
+        SourceEdit("ragged", 'mode="drop", wrap_negative_indices=False', 'mode="drop"'),
         "padding-tokens-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "padding-written", "41", "builtin", "cache_write",
-        Edit("cache_write", "opens = (tile >= 0) & (tile", "opens = (tile"),
+        SourceEdit("cache_write", "opens = (tile >= 0) & (tile", "opens = (tile"),
         "padding-sequences-between-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "neighbour-row-overwritten", "47", "builtin", "cache_write",
-        Edit("cache_write", "(row < into + length[run])", "(row <= into + length[run])"),
+        SourceEdit("cache_write", "(row < into + length[run])", "(row <= into + length[run])"),
         "several-unequal-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "rotary-part-not-written", "written", "builtin", "cache_write",
-        Edit(
+        SourceEdit(
             "layout",
             "    pe = pad_to(pe, align(pe.shape[-1], LANES), axis=-1)",
             "    pe = 0 * pad_to(pe, align(pe.shape[-1], LANES), axis=-1)",
         ),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "pages-not-awaited", "59", *_PREFILL,
-        Edit("query_attention", "for_each_copy(lists, at, slot, lambda copy: copy.wait())", "pass"),
+        SourceEdit("query_attention", "for_each_copy(lists, at, slot, lambda copy: copy.wait())", "pass"),
         "single-extend-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "ring-too-short", "59", *_QBLOCK,
-        Edit("sparse_mla_prefill_qblock", "start(at + RING - 1)\n", "start(at + RING)\n"),
+        SourceEdit("sparse_mla_prefill_qblock", "start(at + RING - 1)\n", "start(at + RING)\n"),
         "single-extend-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "write-not-awaited", "59", "builtin", "cache_write",
-        Edit(
+        SourceEdit(
             "cache_write",
             "(start_reads, merge_and_start_write, wait_write)",
             "(start_reads, merge_and_start_write)",
         ),
         "several-unequal-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "scale-of-latent-width", "26", *_DENSE,
-        Edit("dense_mla", "sm_scale=sm_scale,\n        step=", "sm_scale=(rank + 64) ** -0.5,\n        step="),
+        SourceEdit("dense_mla", "sm_scale=sm_scale,\n        step=", "sm_scale=(rank + 64) ** -0.5,\n        step="),
         "single-extend-p64-bf16", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "scale-one-percent", "26", *_DECODE,
-        Edit(
+        SourceEdit(
             "query_attention",
             "contract(q_ref[0], keys, (1, 1)) * sm_scale",
             "contract(q_ref[0], keys, (1, 1)) * (1.01 * sm_scale)",
         ),
         "decode-page-edges-d16-bf16", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "softmax-not-rescaled", "softmax", *_QBLOCK,
-        Edit("block_attention", "self.weighted[...] * shrink +", "self.weighted[...] +"),
+        SourceEdit("block_attention", "self.weighted[...] * shrink +", "self.weighted[...] +"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "lse-base-two", "27", *_QBLOCK,
-        Edit(
+        SourceEdit(
             "block_attention",
             "self.maximum[...] + jnp.log(self.total[...])",
             "(self.maximum[...] + jnp.log(self.total[...])) / jnp.log(2.0)",
         ),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "empty-row-divides", "23", *_PREFILL,
-        Edit("flash", "accumulated / jnp.where(total == 0.0, 1.0, total)", "accumulated / total"),
+        SourceEdit("flash", "accumulated / jnp.where(total == 0.0, 1.0, total)", "accumulated / total"),
         "masked-rows-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "own-page-forgotten", "own", *_DECODE,
-        Edit(
+        SourceEdit(
             "sparse_mla_decode",
             "jnp.where(logical >= 0, ",
             "jnp.where((logical >= 0) & (logical != own), ",
         ),
         "masked-decode-d16-bf16", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "selection-ignored", "39", "jnp", "sparse_mla_prefill",
-        Edit("attention", "    if chosen is not None:\n        visible &= chosen\n", ""),
+        SourceEdit("attention", "    if chosen is not None:\n        visible &= chosen\n", ""),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "no-relu", "03", "jnp", "index_topk",
-        Edit("indexer", "jnp.maximum(dots, 0.0)", "dots"),
+        SourceEdit("indexer", "jnp.maximum(dots, 0.0)", "dots"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "ties-highest-first", "07", "jnp", "index_topk",
-        Edit(
+        SourceEdit(
             "indexer",
             "    values, columns = jax.lax.top_k(scores, k)",
             "    values, columns = jax.lax.top_k(scores[:, ::-1], k)\n    columns = scores.shape[1] - 1 - columns",
         ),
         "ties-plateau-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "future-scored", "15", "jnp", "index_page_topk",
-        Edit(
+        SourceEdit(
             "indexer",
             "jnp.arange(scores.shape[1]) <= placement.position[:, None]",
             "jnp.arange(scores.shape[1]) <= kv_lens[placement.seq][:, None]",
@@ -167,98 +167,99 @@ TABLE: tuple[Mutant, ...] = (
         "single-extend-p16-f32", "selection",
     ),
     # What follows stands for the remaining kinds of the log, in its order.
-    Mutant(
+    KernelMutant(
         "head-sum-without-relu", "03", *_PAGES,
-        Edit("indexing", "jnp.maximum(products, 0.0).reshape", "products.reshape"),
+        SourceEdit("indexing", "jnp.maximum(products, 0.0).reshape", "products.reshape"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "relu-after-weight", "03", *_TOPK,
-        Edit(
+        SourceEdit(
             "indexing",
             "jnp.sum(jnp.maximum(products, 0.0).reshape(TILE, heads, keys) * weights, axis=1)",
             "jnp.sum(jnp.maximum(products.reshape(TILE, heads, keys) * weights, 0.0), axis=1)",
         ),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "first-head-only", "03", "jnp", "index_topk",
-        Edit("indexer", "jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)",
-             "(jnp.maximum(dots, 0.0) * index_weights[:, :, None])[:, 0]"),
+        SourceEdit("indexer", "jnp.sum(jnp.maximum(dots, 0.0) * index_weights[:, :, None], axis=1)",
+                   "(jnp.maximum(dots, 0.0) * index_weights[:, :, None])[:, 0]"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "head-weights-rounded", "06", *_TOPK,
-        Edit(
+        SourceEdit(
             "indexing", 'arrays["index_weights"].astype(jnp.float32)',
             'jax.lax.reduce_precision(arrays["index_weights"], 8, 7)',
         ),
         "table-reversed-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "page-ties-highest-first", "07", *_PAGES,
-        Edit(
+        SourceEdit(
             "indexing", "    value, column = lax.top_k(scores, min(k, scores.shape[1]))",
             "    value, column = lax.top_k(scores[:, ::-1], min(k, scores.shape[1]))\n"
             "    column = scores.shape[1] - 1 - column",
         ),
         "ties-few-values-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "coarse-bucket-only", "08", *_TOPK,
-        Edit("indexing", "lax.top_k(scores, min(k", "lax.top_k(jax.lax.reduce_precision(scores, 8, 3), min(k"),
+        SourceEdit("indexing", "lax.top_k(scores, min(k", "lax.top_k(jax.lax.reduce_precision(scores, 8, 3), min(k"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "plateau-leaves-holes", "09", *_TOPK,
-        Edit(
+        SourceEdit(
             "indexing", "jnp.where(value > -jnp.inf, column, -1)",
             "jnp.where((value > value[:, -1:]) | ((value > -jnp.inf) & (jnp.arange(value.shape[1]) < 32)), column, -1)",
         ),
         "ties-plateau-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "row-end-from-query-start", "12", *_TOPK,
-        Edit("indexing", "block.row + kv_len - end, step", "block.row + kv_len - end + start, step"),
+        SourceEdit("indexing", "block.row + kv_len - end, step", "block.row + kv_len - end + start, step"),
         "several-unequal-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "unfinished-page-visible", "13", *_PAGES,
-        Edit(
+        SourceEdit(
             "indexing", "    return jnp.where(key <= last_key, scores, -jnp.inf)",
             "    return jnp.where((key // 16 <= last_key // 16) & (last_key >= 0), scores, -jnp.inf)",
         ),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "only-the-chunk-scored", "14", "jnp", "index_topk",
-        Edit(
+        SourceEdit(
             "indexer", "    return jnp.where(causal, scores, -jnp.inf)",
             "    causal &= jnp.arange(scores.shape[1]) >= (kv_lens - jnp.diff(cu_q_lens))[placement.seq][:, None]\n"
             "    return jnp.where(causal, scores, -jnp.inf)",
         ),
         "chunk-off-page-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "only-the-history-scored", "15", *_TOPK,
-        Edit("indexing", "jnp.where(key <= last_key", "jnp.where(key < last_key"),
+        SourceEdit("indexing", "jnp.where(key <= last_key", "jnp.where(key < last_key"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "masked-candidates-returned", "16", *_TOPK,
-        Edit("indexing", "jnp.where(value > -jnp.inf, column, -1)", "column"),
+        SourceEdit("indexing", "jnp.where(value > -jnp.inf, column, -1)", "column"),
         "single-prefill-p16-f32", "selection",
     ),
-    Mutant("window-of-the-last-row", "21", *_PREFILL, KernelWrapper(adapters.last_position_for_all),
-           "single-extend-p16-f32", "parity"),
-    Mutant(
+    KernelMutant("window-of-the-last-row", "21", *_PREFILL, KernelWrapper(adapters.last_position_for_all),
+                 "single-extend-p16-f32", "parity"),
+    KernelMutant(
         "indexer-window-of-the-last-row", "21", *_TOPK,
-        Edit("indexing", "jnp.where(mine, row + item.shift, -1)", "jnp.where(mine, item.end_row - 1 + item.shift, -1)"),
+        SourceEdit("indexing", "jnp.where(mine, row + item.shift, -1)",
+                   "jnp.where(mine, item.end_row - 1 + item.shift, -1)"),
         "single-extend-p16-f32", "selection",
     ),
     *(
-        Mutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface, KernelWrapper(adapters.packed_table),
-               scenario, check)
+        KernelMutant(f"packed-table-{surface.replace('_', '-')}", "25", "jnp", surface,
+                     KernelWrapper(adapters.packed_table), scenario, check)
         for surface, scenario, check in (
             ("index_topk", "several-unequal-p16-f32", "selection"),
             ("index_page_topk", "several-unequal-p16-f32", "selection"),
@@ -268,20 +269,22 @@ TABLE: tuple[Mutant, ...] = (
             ("sparse_mla_prefill_qblock", "several-unequal-p16-f32", "parity"),
         )
     ),
-    Mutant(
+    KernelMutant(
         "page-offset-in-8-bits", "30", *_DENSE,
-        Edit("layout", "slot = page_table[seq, position // page_size] * page_size + position % page_size",
-             "slot = (page_table[seq, position // page_size] * page_size).astype(jnp.int8) + position % page_size"),
+        SourceEdit(
+            "layout", "slot = page_table[seq, position // page_size] * page_size + position % page_size",
+            "slot = (page_table[seq, position // page_size] * page_size).astype(jnp.int8) + position % page_size",
+        ),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "page-id-in-6-bits", "30", *_DECODE,
-        Edit("query_attention", "cache_hbm.at[page], pages", "cache_hbm.at[page & 63], pages"),
+        SourceEdit("query_attention", "cache_hbm.at[page], pages", "cache_hbm.at[page & 63], pages"),
         "table-decode-high-pages-d16-bf16", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "padding-rows-not-written", "32", *_PREFILL,
-        Edit(
+        SourceEdit(
             "query_attention", "    out_ref[0] = normalise(accumulated, total).astype(out_ref.dtype)",
             "    @pl.when(position >= 0)\n"
             "    def _():\n"
@@ -289,110 +292,114 @@ TABLE: tuple[Mutant, ...] = (
         ),
         "padding-tokens-p16-f32", "isolation",
     ),
-    Mutant(
+    KernelMutant(
         "logits-in-bfloat16", "33", *_DENSE,
-        Edit("flash", "preferred_element_type=jnp.float32,\n    )",
-             "preferred_element_type=jnp.bfloat16,\n    ).astype(jnp.float32)"),
+        SourceEdit("flash", "preferred_element_type=jnp.float32,\n    )",
+                   "preferred_element_type=jnp.bfloat16,\n    ).astype(jnp.float32)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "running-sum-in-bfloat16", "33", *_QBLOCK,
-        Edit("flash", "(new, total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True))",
-             "(new, lax.reduce_precision(total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True), 8, 7))"),
+        SourceEdit(
+            "flash", "(new, total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True))",
+            "(new, lax.reduce_precision(total * shrink + jnp.sum(weights, axis=key_axis, keepdims=True), 8, 7))",
+        ),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("short-prefill-not-scored", "38", "jnp", "index_topk", KernelWrapper(adapters.short_sequences_skip_scoring),
-           "mixed-decode-and-chunk-p16-f32", "selection"),
-    Mutant(
+    KernelMutant("short-prefill-not-scored", "38", "jnp", "index_topk",
+                 KernelWrapper(adapters.short_sequences_skip_scoring), "mixed-decode-and-chunk-p16-f32", "selection"),
+    KernelMutant(
         "sparse-where-dense-is-due", "39", "jnp", "dense_mla",
-        Edit("attention", "page_table, placement, None, sm_scale)",
-             "page_table, placement, jnp.zeros((ql_nope.shape[0], 1), jnp.int32), sm_scale)"),
+        SourceEdit("attention", "page_table, placement, None, sm_scale)",
+                   "page_table, placement, jnp.zeros((ql_nope.shape[0], 1), jnp.int32), sm_scale)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("half-of-the-heads", "40", *_QBLOCK, KernelWrapper(adapters.half_of_the_heads),
-           "single-extend-p16-f32", "parity"),
-    Mutant(
+    KernelMutant("half-of-the-heads", "40", *_QBLOCK, KernelWrapper(adapters.half_of_the_heads),
+                 "single-extend-p16-f32", "parity"),
+    KernelMutant(
         "padding-slot-written", "42", *_DECODE,
-        Edit("sparse_mla_decode", "jnp.where(kv_lens > 0, seq, -1), kv_lens - 1", "seq, kv_lens - 1"),
+        SourceEdit("sparse_mla_decode", "jnp.where(kv_lens > 0, seq, -1), kv_lens - 1", "seq, kv_lens - 1"),
         "padding-decode-between-d16-bf16", "cache",
     ),
-    Mutant("padding-written-beside-a-neighbour", "42", "jnp", "cache_write",
-           KernelWrapper(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
-    Mutant(
+    KernelMutant("padding-written-beside-a-neighbour", "42", "jnp", "cache_write",
+                 KernelWrapper(adapters.padding_lands_in_the_slot_before), "padding-decode-between-d16-bf16", "cache"),
+    KernelMutant(
         "rotary-read-where-it-was-not-written", "44", "jnp", "dense_mla",
-        Edit("attention", "rows[:, at : at + q_pe.shape[-1]]", "rows[:, -q_pe.shape[-1] :]"),
+        SourceEdit("attention", "rows[:, at : at + q_pe.shape[-1]]", "rows[:, -q_pe.shape[-1] :]"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill", KernelWrapper(adapters.unaligned_locations),
-           "several-unequal-p16-f32", "parity"),
-    Mutant("table-one-narrower", "50", "jnp", "index_page_topk", KernelWrapper(adapters.narrower_table),
-           "several-unequal-p16-f32", "selection"),
-    Mutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", KernelWrapper(adapters.narrower_table),
-           "decode-page-edges-d16-bf16", "parity"),
-    Mutant(
+    KernelMutant("locations-not-page-aligned", "48", "jnp", "sparse_mla_prefill",
+                 KernelWrapper(adapters.unaligned_locations), "several-unequal-p16-f32", "parity"),
+    KernelMutant("table-one-narrower", "50", "jnp", "index_page_topk", KernelWrapper(adapters.narrower_table),
+                 "several-unequal-p16-f32", "selection"),
+    KernelMutant("table-one-narrower-decode", "50", "jnp", "sparse_mla_decode", KernelWrapper(adapters.narrower_table),
+                 "decode-page-edges-d16-bf16", "parity"),
+    KernelMutant(
         "prologue-for-a-sequence-without-work", "51", *_DENSE,
-        Edit("dense_mla", "pl.when(seq < last_seq[this])(lambda", "pl.when(seq <= last_seq[this])(lambda"),
+        SourceEdit("dense_mla", "pl.when(seq < last_seq[this])(lambda", "pl.when(seq <= last_seq[this])(lambda"),
         "several-zero-length-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "gather-truncated", "53", "jnp", "index_topk",
-        Edit("ragged", "    return pages.reshape(pages.shape[0], -1, cache.shape[-1])",
-             "    return pages.reshape(pages.shape[0], -1, cache.shape[-1]).at[:, 128:].set(0)"),
+        SourceEdit("ragged", "    return pages.reshape(pages.shape[0], -1, cache.shape[-1])",
+                   "    return pages.reshape(pages.shape[0], -1, cache.shape[-1]).at[:, 128:].set(0)"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "pages-of-attention-truncated", "53", "jnp", "sparse_mla_prefill",
-        Edit("ragged", "    return pages.reshape(pages.shape[0], -1, cache.shape[-1])",
-             "    return pages.reshape(pages.shape[0], -1, cache.shape[-1]).at[:, 128:].set(0)"),
+        SourceEdit("ragged", "    return pages.reshape(pages.shape[0], -1, cache.shape[-1])",
+                   "    return pages.reshape(pages.shape[0], -1, cache.shape[-1]).at[:, 128:].set(0)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "keys-not-awaited", "59", *_TOPK,
-        Edit("indexing", "            self._wait(item, buffer)\n", ""),
+        SourceEdit("indexing", "            self._wait(item, buffer)\n", ""),
         "single-extend-p16-f32", "races",
     ),
-    Mutant(
+    KernelMutant(
         "ring-of-keys-too-short", "59", *_PAGES,
-        Edit("indexing", "            ahead = index + BUFFERS - 1\n", "            ahead = index + BUFFERS\n"),
+        SourceEdit("indexing", "            ahead = index + BUFFERS - 1\n", "            ahead = index + BUFFERS\n"),
         "several-unequal-p16-f32", "races",
     ),
-    Mutant("positions-of-the-step-before", "metadata", *_QBLOCK, KernelWrapper(adapters.stale_positions),
-           "single-extend-p16-f32", "parity"),
-    Mutant("slots-one-further", "metadata", *_WRITE, KernelWrapper(adapters.locations_of_one_step_ahead),
-           "several-unequal-p16-f32", "cache"),
-    Mutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
-           KernelWrapper(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
-    Mutant(
+    KernelMutant("positions-of-the-step-before", "metadata", *_QBLOCK, KernelWrapper(adapters.stale_positions),
+                 "single-extend-p16-f32", "parity"),
+    KernelMutant("slots-one-further", "metadata", *_WRITE, KernelWrapper(adapters.locations_of_one_step_ahead),
+                 "several-unequal-p16-f32", "cache"),
+    KernelMutant("real-sequences-counted-from-the-first", "metadata", "jnp", "dense_mla",
+                 KernelWrapper(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
+    KernelMutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
-        Edit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",
-             "pl.cdiv(visible, page_size)"),
+        SourceEdit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",
+                   "pl.cdiv(visible, page_size)"),
         "several-zero-length-p16-f32", "traffic",
     ),
-    Mutant(
+    KernelMutant(
         "lanes-in-evened-out-blocks", "50", *_QBLOCK,
-        Edit("block_attention", "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n",
-             "    query_block = -(-per_token.shape[0] // blocks)\n"
-             "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n"),
+        SourceEdit(
+            "block_attention", "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n",
+            "    query_block = -(-per_token.shape[0] // blocks)\n"
+            "    rows = pad_to(per_token.reshape(per_token.shape[0], -1), blocks * query_block)\n",
+        ),
         "many-requests-wide-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "pages-behind-the-block", "traffic", *_DENSE,
-        Edit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1", "cu_q_lens[seq + 1] - 1"),
+        SourceEdit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1", "cu_q_lens[seq + 1] - 1"),
         "many-requests-wide-p16-f32", "traffic",
     ),
-    Mutant(
+    KernelMutant(
         "half-split-for-interleaved", "02", *_INDEXER,
-        Edit("indexer", 'if convention.rope == "interleaved":', "if False:"),
+        SourceEdit("indexer", 'if convention.rope == "interleaved":', "if False:"),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "interleaved-for-half-split", "01", *_INDEXER,
-        Edit("indexer", 'if convention.rope == "interleaved":', "if True:"),
+        SourceEdit("indexer", 'if convention.rope == "interleaved":', "if True:"),
         "single-extend-p64-bf16", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "queries-in-the-other-rotary-layout", "02", *_PLAIN_INDEXER,
-        Edit(
+        SourceEdit(
             "projections",
             "    query, key = (rotate(x, turn, convention).astype(hidden.dtype) for x in (query, key))\n",
             "    query = rotate(query, turn, type(convention)('half_split')).astype(hidden.dtype)\n"
@@ -400,96 +407,98 @@ TABLE: tuple[Mutant, ...] = (
         ),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "rotary-part-behind-the-rest", "02", *_PLAIN_INDEXER,
-        Edit("projections", "    rope = x[..., : convention.rope_dim]\n",
-             "    x = jnp.roll(x, convention.rope_dim, axis=-1)\n    rope = x[..., : convention.rope_dim]\n"),
+        SourceEdit("projections", "    rope = x[..., : convention.rope_dim]\n",
+                   "    x = jnp.roll(x, convention.rope_dim, axis=-1)\n    rope = x[..., : convention.rope_dim]\n"),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "relu-missing-in-the-module", "03", *_PLAIN_INDEXER,
-        Edit("indexer", "jnp.maximum(dots, 0.0) * index_weights", "dots * index_weights"),
+        SourceEdit("indexer", "jnp.maximum(dots, 0.0) * index_weights", "dots * index_weights"),
         "single-prefill-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "head-weights-missing", "03", *_PLAIN_INDEXER,
-        Edit("projections", "    turn = turns",
-             "    weights = jnp.full_like(weights, (heads * dim) ** -0.5)\n    turn = turns"),
+        SourceEdit("projections", "    turn = turns",
+                   "    weights = jnp.full_like(weights, (heads * dim) ** -0.5)\n    turn = turns"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "hadamard-on-queries-only", "04", *_PLAIN_INDEXER,
-        Edit("projections", "    query, key = (rotate(x, turn, convention)", _HADAMARD),
+        SourceEdit("projections", "    query, key = (rotate(x, turn, convention)", _HADAMARD),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "root-mean-square-norm-of-keys", "05", *_INDEXER,
-        Edit("indexer", "centred = x - jnp.mean(x, axis=-1, keepdims=True)", "centred = x"),
+        SourceEdit("indexer", "centred = x - jnp.mean(x, axis=-1, keepdims=True)", "centred = x"),
         "single-extend-p64-bf16", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "epsilon-of-the-models-other-norms", "05", *_INDEXER,
-        Edit("indexer", "lax.rsqrt(variance + eps)", "lax.rsqrt(variance + 10 * eps)"),
+        SourceEdit("indexer", "lax.rsqrt(variance + eps)", "lax.rsqrt(variance + 10 * eps)"),
         "single-extend-p64-bf16", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "norm-without-its-bias", "05", *_INDEXER,
-        Edit("indexer", " + bias.astype(jnp.float32)", ""),
+        SourceEdit("indexer", " + bias.astype(jnp.float32)", ""),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "head-weights-in-bfloat16", "06", *_PLAIN_INDEXER,
-        Edit("projections", "    turn = turns",
-             "    weights = jax.lax.reduce_precision(weights, 8, 7)\n    turn = turns"),
+        SourceEdit("projections", "    turn = turns",
+                   "    weights = jax.lax.reduce_precision(weights, 8, 7)\n    turn = turns"),
         "single-extend-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "scale-of-heads-missing", "index scale", *_INDEXER,
-        Edit("indexer", "(heads * dim) ** -0.5", "dim ** -0.5"),
+        SourceEdit("indexer", "(heads * dim) ** -0.5", "dim ** -0.5"),
         "single-prefill-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "scale-missing", "index scale", *_PLAIN_INDEXER,
-        Edit("projections", " * (heads * dim) ** -0.5", ""),
+        SourceEdit("projections", " * (heads * dim) ** -0.5", ""),
         "single-extend-p64-bf16", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "highest-position-among-equals", "07", *_PLAIN_INDEXER,
-        Edit("indexer", "    values, columns = jax.lax.top_k(scores, k)\n",
-             "    values, columns = jax.lax.top_k(scores[:, ::-1], k)\n    columns = scores.shape[1] - 1 - columns\n"),
+        SourceEdit("indexer", "    values, columns = jax.lax.top_k(scores, k)\n",
+                   "    values, columns = jax.lax.top_k(scores[:, ::-1], k)\n"
+                   "    columns = scores.shape[1] - 1 - columns\n"),
         "ties-plateau-p16-f32", "selection",
     ),
-    Mutant(
+    KernelMutant(
         "keys-of-this-step-not-written", "20", *_PLAIN_INDEXER,
-        Edit("indexer", "write_rows(keys, index_cache, out_cache_loc)", "index_cache"),
+        SourceEdit("indexer", "write_rows(keys, index_cache, out_cache_loc)", "index_cache"),
         "single-extend-p16-f32", "cache",
     ),
-    Mutant(
+    KernelMutant(
         "keys-written-after-scoring", "20", *_PLAIN_INDEXER,
-        Edit("indexer", "_scores(query, weights, written,", "_scores(query, weights, jnp.nan_to_num(index_cache),"),
+        SourceEdit("indexer", "_scores(query, weights, written,",
+                   "_scores(query, weights, jnp.nan_to_num(index_cache),"),
         "single-extend-p16-f32", "selection",
     ),
     # The faults that the gate is shown by its built-in arm, `dsa-verify gate --mutant NAME`.
-    Mutant(
+    KernelMutant(
         "page-stride", "25", "jnp", "sparse_mla_prefill_qblock",
-        Edit("attention", "of_position = jnp.arange(kv, dtype=jnp.int32) // page_size",
-             "of_position = jnp.arange(kv, dtype=jnp.int32) // (2 * page_size)"),
+        SourceEdit("attention", "of_position = jnp.arange(kv, dtype=jnp.int32) // page_size",
+                   "of_position = jnp.arange(kv, dtype=jnp.int32) // (2 * page_size)"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "causal-bound", "15", "jnp", "sparse_mla_prefill_qblock",
-        Edit("attention", "jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]",
-             "jnp.arange(page_table.shape[1] * cache.shape[1]) < placement.position[:, None]"),
+        SourceEdit("attention", "jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]",
+                   "jnp.arange(page_table.shape[1] * cache.shape[1]) < placement.position[:, None]"),
         "single-extend-p16-f32", "parity",
     ),
-    Mutant(
+    KernelMutant(
         "causal-bound-pallas", "15", *_QBLOCK,
-        Edit("block_attention", "(row <= last)", "(row < last)"),
+        SourceEdit("block_attention", "(row <= last)", "(row < last)"),
         "single-extend-p16-f32", "parity", same_as="causal-bound",
     ),
-    Mutant(
+    KernelMutant(
         "top-1-page", "53", "jnp", "sparse_mla_prefill_qblock",
-        Edit("attention", "    chosen = _in_pages(topk_pages, ", "    chosen = _in_pages(topk_pages[:, :1], "),
+        SourceEdit("attention", "    chosen = _in_pages(topk_pages, ", "    chosen = _in_pages(topk_pages[:, :1], "),
         "single-extend-p16-f32", "parity",
     ),
 )  # fmt: skip

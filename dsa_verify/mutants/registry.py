@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.mutants import kernel_table, system_table
-from dsa_verify.mutants.kernel import Mutant
+from dsa_verify.mutants.kernel import KernelMutant
 from dsa_verify.mutants.system import SystemMutant
 from dsa_verify.mutants.systematic import SystematicMutant, systematic_mutants
 
-AnyMutant = Mutant | SystemMutant | SystematicMutant
+AnyMutant = KernelMutant | SystemMutant | SystematicMutant
 M = TypeVar("M", bound=AnyMutant)
 
 
@@ -23,11 +23,11 @@ def by_name(mutants: Iterable[M]) -> dict[str, M]:
     return {mutant.name: mutant for mutant in mutants}
 
 
-KERNEL_MUTANTS: Mapping[str, Mutant] = by_name(kernel_table.TABLE)
+KERNEL_MUTANTS: Mapping[str, KernelMutant] = by_name(kernel_table.TABLE)
 """Handwritten mutants of the kernels of `builtin` and `jnp`."""
 SYSTEM_MUTANTS: Mapping[str, SystemMutant] = by_name(system_table.TABLE)
 """Handwritten mutants of backend, decoder, runner and engine."""
-HANDWRITTEN: Mapping[str, Mutant | SystemMutant] = by_name((*kernel_table.TABLE, *system_table.TABLE))
+HANDWRITTEN: Mapping[str, KernelMutant | SystemMutant] = by_name((*kernel_table.TABLE, *system_table.TABLE))
 
 
 def all_mutants() -> dict[str, AnyMutant]:

@@ -33,7 +33,7 @@ class SourceChange(Protocol):
 
 
 @dataclass(frozen=True)
-class Edit:
+class SourceEdit:
     """Replace `old`, which must occur exactly once in the source of `module` of some package, by `new`."""
 
     module: str

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 from unittest import mock
 
-from dsa_verify.mutants.source import Edit, with_changes
+from dsa_verify.mutants.source import SourceEdit, with_changes
 from dsa_verify.system.scenarios import SCENARIOS
 
 PROVIDER = "system"
@@ -65,7 +65,7 @@ class SystemMutant:
     name: str
     kind: str
     surface: str
-    change: Edit | MethodReplacement
+    change: SourceEdit | MethodReplacement
     scenarios: tuple[str, ...]
     check: str
     seed: int = 0
@@ -86,9 +86,9 @@ class SystemMutant:
         return "\0".join((self.change.fingerprint, *self.scenarios, str(self.seed)))
 
     @property
-    def edits(self) -> tuple[Edit, ...]:
+    def edits(self) -> tuple[SourceEdit, ...]:
         """What it changes in the source of its package; nothing if it replaces methods."""
-        return (self.change,) if isinstance(self.change, Edit) else ()
+        return (self.change,) if isinstance(self.change, SourceEdit) else ()
 
     def rejections(self, scenario: str, seed: int) -> Rejections:
         """What checks say of the broken system. Raises `StaleMutant`."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from dsa_verify.engine import Step
 from dsa_verify.mutants.engine_table import ENGINE_MUTANTS
-from dsa_verify.mutants.source import Edit
+from dsa_verify.mutants.source import SourceEdit
 from dsa_verify.mutants.system import MethodReplacement, Patcher, SystemMutant
 
 _BACKEND, _DECODER = "backend", "decoder"
@@ -109,7 +109,7 @@ def padding_is_written_to_the_last_slot(patch: Patcher) -> None:
 TABLE: tuple[SystemMutant, ...] = (
     SystemMutant(
         "selection-of-the-first-full-layer", "19", "decoder",
-        Edit(_DECODER, "selection = output.selection", "selection = selection or output.selection"),
+        SourceEdit(_DECODER, "selection = output.selection", "selection = selection or output.selection"),
         ("exact-tokens",), "answers",
     ),
     SystemMutant(
@@ -118,7 +118,7 @@ TABLE: tuple[SystemMutant, ...] = (
     ),
     SystemMutant(
         "shared-layer-chooses-for-itself", "18", "backend",
-        Edit(
+        SourceEdit(
             _BACKEND, '    if path.selection != "shared":\n        selection = None\n',
             '    if path.selection == "shared":\n'
             "        selection = Selection(0 * selection.pages + jax.numpy.arange(selection.pages.shape[1]))\n",
@@ -127,21 +127,21 @@ TABLE: tuple[SystemMutant, ...] = (
     ),
     SystemMutant(
         "shared-layer-runs-without-a-selection", "19", "backend",
-        Edit(_BACKEND, "    if not own and not selected:\n", "    if False:\n"), ("shared-first",), "refusal",
+        SourceEdit(_BACKEND, "    if not own and not selected:\n", "    if False:\n"), ("shared-first",), "refusal",
     ),
     SystemMutant(
         "dense-prefill-has-no-index-keys", "20", "backend",
-        Edit(_BACKEND, 'LayerPath("dense_mla", "keys" if own else "none")', 'LayerPath("dense_mla", "none")'),
+        SourceEdit(_BACKEND, 'LayerPath("dense_mla", "keys" if own else "none")', 'LayerPath("dense_mla", "none")'),
         ("dense-prefill",), "paths",
     ),
     SystemMutant(
         "index-keys-skipped-where-nothing-is-chosen", "20", "backend",
-        Edit(_BACKEND, 'in ("keys", "pages", "tokens"):', 'in ("pages", "tokens"):'),
+        SourceEdit(_BACKEND, 'in ("keys", "pages", "tokens"):', 'in ("pages", "tokens"):'),
         ("dense-prefill",), "cache writes",
     ),
     SystemMutant(
         "index-keys-skipped-in-decodes", "20", "backend",
-        Edit(
+        SourceEdit(
             _BACKEND, "        index_cache = write(",
             '        index_cache = index_cache if path.attention == "sparse_mla_decode" else write(',
         ),
@@ -149,7 +149,7 @@ TABLE: tuple[SystemMutant, ...] = (
     ),
     SystemMutant(
         "index-keys-skipped-within-the-budget", "38", "backend",
-        Edit(
+        SourceEdit(
             _BACKEND, "index_cache, metadata.out_cache_loc)",
             "index_cache, jax.numpy.where(metadata.positions < layer.index_topk, -1, metadata.out_cache_loc))",
         ),
@@ -157,70 +157,71 @@ TABLE: tuple[SystemMutant, ...] = (
     ),
     SystemMutant(
         "mixed-step-taken-for-a-decode", "38", "backend",
-        Edit(_BACKEND, '    if mode == "decode":\n', '    if mode != "extend":\n'), ("sparse-prefill",), "engine",
+        SourceEdit(_BACKEND, '    if mode == "decode":\n', '    if mode != "extend":\n'), ("sparse-prefill",), "engine",
     ),
     SystemMutant(
         "decode-taken-for-a-prefill", "39", "backend",
-        Edit(_BACKEND, '    if mode == "decode":\n', "    if False:\n"), ("sparse-prefill",), "paths",
+        SourceEdit(_BACKEND, '    if mode == "decode":\n', "    if False:\n"), ("sparse-prefill",), "paths",
     ),
     SystemMutant(
         "sparse-prefill-silently-dense", "39", "backend",
-        Edit(_BACKEND, "not (config.prefill_sparse or exact)", "not exact"), ("sparse-prefill",), "paths",
+        SourceEdit(_BACKEND, "not (config.prefill_sparse or exact)", "not exact"), ("sparse-prefill",), "paths",
     ),
     SystemMutant(
         "sparse-attention-silently-dense", "39", "backend",
-        Edit(_BACKEND, "    run = _function(config.kernels, path.attention)\n",
+        SourceEdit(_BACKEND, "    run = _function(config.kernels, path.attention)\n",
               '    path = LayerPath("dense_mla", "none")\n    run = _function(config.kernels, path.attention)\n'),
         ("sparse-prefill",), "answers",
     ),
     SystemMutant(
         "page-budget-ignored", "39", "backend",
-        Edit(_BACKEND, "by_pages = config.page_topk > 0", "by_pages = False"), ("dense-prefill-budget",), "paths",
+        SourceEdit(_BACKEND, "by_pages = config.page_topk > 0", "by_pages = False"), ("dense-prefill-budget",), "paths",
     ),
     SystemMutant(
         "page-budget-counted-in-tokens", "50", "backend",
-        Edit(_BACKEND, "min(config.page_topk, width) * page_size", "min(config.page_topk, width)"),
+        SourceEdit(_BACKEND, "min(config.page_topk, width) * page_size", "min(config.page_topk, width)"),
         ("dense-prefill-budget",), "answers",
     ),
     SystemMutant(
         "packed-table-read-at-a-fixed-stride", "25", "backend",
-        Edit(_BACKEND, "fixed_stride(metadata.page_table, metadata.cu_kv_lens, caches.cache_kv.shape[1])",
+        SourceEdit(_BACKEND, "fixed_stride(metadata.page_table, metadata.cu_kv_lens, caches.cache_kv.shape[1])",
               "metadata.page_table.reshape(metadata.kv_lens.shape[0], -1)"),
         ("packed-table",), "packed table",
     ),
     SystemMutant(
         "index-cache-of-the-first-group", "55", "decoder",
-        Edit(_DECODER, "inputs, pools[number], step.metadata",
+        SourceEdit(_DECODER, "inputs, pools[number], step.metadata",
               "inputs, pools[number]._replace(index_cache=pools[number].index_cache if layer.kind == 'shared' else "
               "pools[0].index_cache), step.metadata"),
         ("sparse-prefill",), "answers",
     ),
     SystemMutant(
         "indexer-rotates-half-split", "02", "decoder",
-        Edit(_DECODER, "positions, config.indexer)",
+        SourceEdit(_DECODER, "positions, config.indexer)",
               'positions, IndexerConvention("half_split", config.qk_rope_head_dim, frequencies=config.rotary))'),
         ("exact-tokens",), "answers",
     ),
     SystemMutant(
         "indexer-rotates-interleaved", "01", "decoder",
-        Edit(_DECODER, "positions, config.indexer)",
+        SourceEdit(_DECODER, "positions, config.indexer)",
               'positions, IndexerConvention("interleaved", config.qk_rope_head_dim, frequencies=config.rotary))'),
         ("exact-tokens-deepseek",), "answers",
     ),
     SystemMutant(
         "rotary-part-of-the-keys-is-a-query's", "rotary", "decoder",
-        Edit(_DECODER, "for part in (pe, latent[:, None, rank:]))", "for part in (pe, pe[:, :1]))"),
+        SourceEdit(_DECODER, "for part in (pe, latent[:, None, rank:]))", "for part in (pe, pe[:, :1]))"),
         ("exact-tokens",), "answers",
     ),
     SystemMutant(
         "softmax-scale-of-the-latent-width", "26", "decoder",
-        Edit(_DECODER, "Layer(kind, config.index_topk, config.sm_scale)",
+        SourceEdit(_DECODER, "Layer(kind, config.index_topk, config.sm_scale)",
               "Layer(kind, config.index_topk, (config.kv_lora_rank + config.qk_rope_head_dim) ** -0.5)"),
         ("exact-tokens",), "answers",
     ),
     SystemMutant(
         "logits-after-the-token-before-the-last", "metadata", "decoder",
-        Edit(_DECODER, "hidden[step.last]", "hidden[jnp.maximum(step.last - 1, 0)]"), ("exact-tokens",), "answers",
+        SourceEdit(_DECODER, "hidden[step.last]", "hidden[jnp.maximum(step.last - 1, 0)]"),
+        ("exact-tokens",), "answers",
     ),
     SystemMutant(
         "prefix-hit-restores-no-index-keys", "45", "runner", MethodReplacement(prefix_hit_restores_no_index_keys),

@@ -11,7 +11,7 @@ from dsa_verify.checks.bits import differing_outputs
 from dsa_verify.contract import SURFACES, Kernel, Provider
 from dsa_verify.kernels.providers import load_provider
 from dsa_verify.mutants.registry import KERNEL_MUTANTS
-from dsa_verify.mutants.source import Edit, StaleMutant, with_changes
+from dsa_verify.mutants.source import SourceEdit, StaleMutant, with_changes
 from dsa_verify.run.verify import verify
 
 
@@ -63,7 +63,7 @@ def test_every_check_kills_some_mutant():
 
 
 def test_mutant_whose_source_is_gone_is_an_error_not_a_survivor():
-    gone = Edit("indexer", "no such line", "")
+    gone = SourceEdit("indexer", "no such line", "")
     with pytest.raises(StaleMutant, match=r"dsa_verify\.kernels\.jnp\.indexer: .*expected once"):
         with_changes("dsa_verify.kernels.jnp", [gone], lambda: load_provider("jnp"))
 

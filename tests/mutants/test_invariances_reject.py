@@ -12,7 +12,7 @@ from dsa_verify.batch.table import SCENARIOS
 from dsa_verify.checks import CHECKS, INVARIANCES, invariances_for
 from dsa_verify.contract import SURFACES, Provider
 from dsa_verify.kernels.providers import load_provider
-from dsa_verify.mutants.source import Edit, with_changes
+from dsa_verify.mutants.source import SourceEdit, with_changes
 from dsa_verify.run.verify import verify
 
 JNP = "dsa_verify.kernels.jnp"
@@ -41,7 +41,7 @@ class Broken:
 
 def patched(module: str, *replacements: tuple[str, str]) -> Callable[[], Provider]:
     """The `jnp` provider with lines of one module replaced."""
-    edits = [Edit(module, old, new) for old, new in replacements]
+    edits = [SourceEdit(module, old, new) for old, new in replacements]
     return lambda: with_changes(JNP, edits, lambda: load_provider("jnp"))
 
 

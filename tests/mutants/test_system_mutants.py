@@ -15,7 +15,7 @@ from dsa_verify.mutants import campaign
 from dsa_verify.mutants.campaign import MutantJob, try_mutant
 from dsa_verify.mutants.kinds import KINDS, OTHER
 from dsa_verify.mutants.registry import SYSTEM_MUTANTS
-from dsa_verify.mutants.source import Edit, StaleMutant
+from dsa_verify.mutants.source import SourceEdit, StaleMutant
 from dsa_verify.mutants.system import SURFACES, MethodReplacement
 from dsa_verify.system.scenarios import CHECKS, SCENARIOS
 
@@ -46,7 +46,7 @@ def test_mutants_have_kinds_scenarios_and_surfaces_of_their_own():
 
 
 def test_source_that_moved_on_is_an_error_not_a_survivor():
-    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=Edit("backend", "no such line", ""))
+    gone = replace(SYSTEM_MUTANTS["page-budget-ignored"], change=SourceEdit("backend", "no such line", ""))
     with pytest.raises(StaleMutant, match="expected once"):
         gone.rejections("shared-first", 0)
 
@@ -55,7 +55,7 @@ def test_system_that_is_right_survives_and_the_real_modules_are_untouched(monkey
     before = {module: vars(__import__(module, fromlist=["x"])) for module in ("dsa_verify.model.backend",)}
     right = replace(
         SYSTEM_MUTANTS["shared-layer-runs-without-a-selection"],
-        change=Edit("backend", '"""One layer on one device, its path decided."""', ""),
+        change=SourceEdit("backend", '"""One layer on one device, its path decided."""', ""),
     )
     monkeypatch.setattr(campaign, "named", lambda name: right)
     assert not try_mutant(MutantJob("right"), "quick", deep=False).killed
