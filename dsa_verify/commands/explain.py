@@ -8,6 +8,11 @@ from dsa_verify.checks import CHECKS
 from dsa_verify.contract import SURFACES, Surface
 from dsa_verify.errors import unknown_name
 from dsa_verify.kernels.providers import provider_names
+from dsa_verify.mutants.kernel import KernelMutant
+from dsa_verify.mutants.kinds import title
+from dsa_verify.mutants.registry import HANDWRITTEN
+from dsa_verify.mutants.source import SourceEdit
+from dsa_verify.mutants.system import SystemMutant
 from dsa_verify.run.partition import SHARDING
 
 
@@ -19,11 +24,12 @@ def names() -> dict[str, tuple[str, ...]]:
         "scenarios": tuple(SCENARIOS),
         "checks": (*CHECKS, SHARDING),
         "families": FAMILIES,
+        "mutants": tuple(HANDWRITTEN),
     }
 
 
 def explain(name: str) -> str:
-    """What a scenario, surface, check or family is. Raises `ConfigError` for any other name."""
+    """What a scenario, surface, check, family or handwritten mutant is. Raises `ConfigError` for any other name."""
     if name in SCENARIOS:
         return _scenario(SCENARIOS[name])
     if name in SURFACES:
@@ -37,7 +43,9 @@ def explain(name: str) -> str:
     if name in FAMILIES:
         members = (scenario for scenario in SCENARIOS.values() if scenario.family == name)
         return "\n".join([f"family {name}", *(f"  {s.name}: {s.discriminates}" for s in members)])
-    raise unknown_name("name", name, (*SCENARIOS, *SURFACES, *CHECKS, SHARDING, *FAMILIES))
+    if name in HANDWRITTEN:
+        return _mutant(HANDWRITTEN[name])
+    raise unknown_name("name", name, (*SCENARIOS, *SURFACES, *CHECKS, SHARDING, *FAMILIES, *HANDWRITTEN))
 
 
 def _scenario(scenario: Scenario) -> str:
@@ -57,6 +65,22 @@ def _scenario(scenario: Scenario) -> str:
         shared = f", shares {request.shared_tokens} tokens with {request.shares}" if request.shares is not None else ""
         text = "padding" if request.is_padding else f"kv_len {request.kv_len}, q_len {request.q_len}{shared}"
         lines.append(f"    {index}  {text}")
+    return "\n".join(lines)
+
+
+def _mutant(mutant: KernelMutant | SystemMutant) -> str:
+    lines = [
+        f"mutant {mutant.name}",
+        f"  kind           {title(mutant.kind)}",
+        f"  broken         {mutant.provider}: {', '.join(mutant.surfaces)}",
+        f"  shown by       {mutant.scenario}, check {mutant.check}",
+    ]
+    change = mutant.change
+    if isinstance(change, SourceEdit):
+        lines.append(f"  in             {change.module}")
+        lines += [f"  - {line}" for line in change.old.splitlines()] + [
+            f"  + {line}" for line in change.new.splitlines()
+        ]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from dsa_verify.errors import unknown_name
 
 
 @click.command("list")
-@click.argument("kind", required=False, metavar="[surfaces|providers|scenarios|checks|families]")
+@click.argument("kind", required=False, metavar="[surfaces|providers|scenarios|checks|families|mutants]")
 def list_names(kind: str | None) -> None:
     """Print names, one a line; all of them with their kind if none is given."""
     from dsa_verify.commands import explain
@@ -25,7 +25,7 @@ def list_names(kind: str | None) -> None:
 @click.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Print what a scenario, surface, check or family is."""
+    """Print what a scenario, surface, check, family or handwritten mutant is."""
     from dsa_verify.commands import explain
 
     click.echo(explain.explain(name))

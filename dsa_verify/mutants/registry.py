@@ -41,5 +41,5 @@ def named(name: str) -> AnyMutant:
     if found is None:
         near = difflib.get_close_matches(name, HANDWRITTEN, n=3)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ConfigError(f"unknown mutant {name!r}.{hint} Names stand in the tables of dsa_verify/mutants.")
+        raise ConfigError(f"unknown mutant {name!r}.{hint} `dsa-verify list mutants` prints the handwritten ones.")
     return found

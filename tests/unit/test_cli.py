@@ -19,6 +19,7 @@ from dsa_verify.cli import main
 from dsa_verify.commands import machine
 from dsa_verify.contract import SURFACES
 from dsa_verify.evidence import KnownFailure, Result, Verdict
+from dsa_verify.mutants.registry import HANDWRITTEN
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.run import suite
 
@@ -237,6 +238,7 @@ def _group_is_gone(group: int, seconds: float) -> bool:
 def test_names_are_listed_one_a_line():
     runner = CliRunner()
     tables = {"surfaces": SURFACES, "scenarios": SCENARIOS, "checks": [*CHECKS, "sharding"], "families": FAMILIES}
+    tables["mutants"] = HANDWRITTEN
     for kind, names in tables.items():
         assert runner.invoke(main, ["list", kind]).stdout.splitlines() == list(names)
     assert {"builtin", "jnp"} <= set(runner.invoke(main, ["list", "providers"]).stdout.split())
@@ -252,6 +254,8 @@ def test_names_are_listed_one_a_line():
         ("sparse_mla_decode", ["sm_scale (static, no default)", "decode batches only"]),
         ("parity", ["What it demands", "Why it matters", "How it could be fooled"]),
         ("prefix", ["prefix-aligned-p16-f32"]),
+        ("causal-bound-strict", ["sparse_mla_prefill", "check parity", "- (1, step * page_size), 1) <= position"]),
+        ("page-budget-ignored", ["system: backend", "by_pages = False"]),
     ],
 )
 def test_show_explains_a_name(name, words):
