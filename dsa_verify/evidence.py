@@ -196,8 +196,8 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check decided. `share` is the largest share of its error budget that was used, if it has one; `heatmap`
-    shows where a rejection lies, if it can be shown."""
+    """What a check decided. `share` is the largest share that was used of what it allows, an error budget unless
+    `Check.share_of` says what else; `heatmap` shows where a rejection lies, if it can be shown."""
 
     status: Status
     reason: str = ""

@@ -10,7 +10,10 @@ from dsa_verify.checks.invariance import INVARIANCES, invariances_for
 from dsa_verify.contract import Promise
 from dsa_verify.evidence import Evidence, Heatmap, Verdict
 
-__all__ = ["CHECKS", "INVARIANCES", "Check", "checks_for", "invariances_for"]
+__all__ = ["CHECKS", "ERROR_BUDGET", "INVARIANCES", "Check", "checks_for", "invariances_for", "share_of"]
+
+ERROR_BUDGET = "the error budget"
+"""What the share of most checks is a share of: a distance that rounding allows, of outputs, computed keys or scores."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Check:
 
     A variant that a batch does not have (a single request has no other order) is None; the check is not made then, nor
     where a kernel has not `promised` what it demands. `shown` says where a rejection lies, where that can be drawn.
+    `share_of` is what the share of its verdicts is a share of; only those of one thing can be compared.
     """
 
     judge: Callable[[Evidence], Verdict]
@@ -26,6 +30,7 @@ class Check:
     variant: Callable[[Batch], Variant | None] | None = None
     promised: Callable[[Promise], bool] = lambda promise: True
     shown: Callable[[Evidence], Heatmap | None] | None = None
+    share_of: str = ERROR_BUDGET
 
     def verdict(self, evidence: Evidence) -> Verdict:
         """Judge, and show where a rejection lies."""
@@ -42,7 +47,8 @@ CHECKS: dict[str, Check] = {
     "cache": Check(cache.judge),
     "isolation": Check(isolation.judge, ("dirty",)),
     "determinism": Check(determinism.judge, ("again",)),
-    "traffic": Check(traffic.judge, promised=lambda promise: promise.query_block > 0),
+    # A kernel that fetches each page once uses all of its bytes: 1.00 is good there.
+    "traffic": Check(traffic.judge, promised=lambda promise: promise.query_block > 0, share_of="the bytes needed"),
     **{name: Check(way.judge, variant=way.variant) for name, way in INVARIANCES.items()},
 }
 
@@ -51,3 +57,9 @@ def checks_for(*, attends: bool, selects: bool, writes: bool) -> tuple[str, ...]
     """Names of the checks that apply to a surface with these traits; `invariances_for` names the invariances."""
     applies = {"parity": attends, "selection": selects, "cache": writes}
     return tuple(name for name in CHECKS if name not in INVARIANCES and applies.get(name, True))
+
+
+def share_of(name: str) -> str:
+    """What the share of a check is a share of. Where `CHECKS` has no such name, it is the error budget: the check over
+    a mesh takes the worst of checks that have one."""
+    return CHECKS[name].share_of if name in CHECKS else ERROR_BUDGET
