@@ -26,6 +26,8 @@ COUNT = click.IntRange(min=1)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 jobs = click.option("--jobs", type=COUNT, metavar="N", help="Worker processes.  [default: one a core]")
+slowest = click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Print where each known failure shows, and its input.")
 provider_path = click.option("--provider-path", type=FOLDER, help="A source checkout to import providers from.")
 
 
@@ -47,6 +49,11 @@ def head(seconds: float, provenance: Mapping[str, object]) -> dict[str, Any]:
 def print_json(document: Mapping[str, object]) -> None:
     """Print one document; a value that is no JSON (NaN, infinity) is a fault."""
     click.echo(json.dumps(document, allow_nan=False, indent=1))
+
+
+def note(text: str) -> None:
+    """Say something beside the result, on stderr."""
+    click.echo(f"dsa-verify: {text}", err=True)
 
 
 @contextmanager

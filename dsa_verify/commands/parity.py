@@ -12,7 +12,6 @@ from dsa_verify import errors
 from dsa_verify.commands import output
 from dsa_verify.commands.distributed import host_options
 from dsa_verify.commands.output import EXITS, FILE, NEW_FILE, stdout_to_stderr
-from dsa_verify.commands.report import keep, prepare
 from dsa_verify.run.distributed import Hosts, ProcessIndex, barrier, heartbeat, initialize, supervised
 
 # What a command needs is imported inside it: `--help` and completion import no NumPy and no JAX.
@@ -60,24 +59,28 @@ class ParityOptions:
 @click.option("--report", type=NEW_FILE, metavar="FILE.html", help="Write a page of the run.")
 @click.option("--history", type=NEW_FILE, metavar="FILE", help="Append the run to a history; see `report trend`.")
 @output.as_json
-@click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
-def parity(as_json: bool, slowest: int, report: Path | None, history: Path | None, **given: Any) -> None:
+@output.slowest
+@output.verbose
+def parity(as_json: bool, slowest: int, verbose: bool, report: Path | None, history: Path | None, **given: Any) -> None:
     """Run kernels beside dense MLA and float64 oracles, and judge them by every check."""
+    from dsa_verify.report import files, terminal
+
     options = ParityOptions(**given)
-    with supervised(options.hosts, lambda text: click.echo(f"dsa-verify: {text}", err=True)):
-        alone = options.shard is None and options.hosts is None
-        prepare(report, history, again=options.tier != "soak" and alone)
+    with supervised(options.hosts, output.note):
+        whole = options.shard is None and options.hosts is None
+        files.check_writable(report, history, repeatable=options.tier != "soak" and whole)
         with stdout_to_stderr():  # a kernel or a package that prints must not spoil the result
             outcome = _run(options)
         if as_json:
             output.print_json(outcome.document())
         else:
-            from dsa_verify.report import terminal
-
-            terminal.print_outcome(outcome, slowest)
+            terminal.print_outcome(outcome, slowest, verbose=verbose)
         for trace in dict.fromkeys(result.broke for result in outcome.results if result.broke):
-            click.echo(f"dsa-verify: the suite broke\n{trace}", err=True)
-        keep(outcome, report, history)
+            output.note(f"the suite broke\n{trace}")
+        if history is not None:
+            output.note(files.append_to_history(outcome, history))
+        if report is not None:
+            output.note(files.write_page(outcome, report, history))
     sys.exit(int(outcome.exit_code))
 
 

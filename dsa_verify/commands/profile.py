@@ -61,6 +61,8 @@ def profile(as_json: bool, **given: Any) -> None:
     if found.left_out:
         sizes = ", ".join(map(str, found.left_out))
         click.echo(f"dsa-verify: left out block sizes {sizes}, which are larger than the window", err=True)
+    if not any(path.suffix == ".html" for path in paths):
+        output.note("wrote no page, which needs the package jinja2; pip install 'dsa-verify[profile]'")
     if as_json:
         output.print_json(document)
         return
@@ -74,7 +76,10 @@ def _measure(options: ProfileOptions, start: float):
     """Read or record a trace, measure it and write everything; returns the profile, the document and the paths."""
     from dsa_verify.errors import ConfigError
     from dsa_verify.profile import analysis, page, prefill, trace
+    from dsa_verify.report import templates
 
+    if options.plots:
+        templates.require()
     if (options.trace is None) == (not options.files):
         raise ConfigError("give either FILEs to read or --trace FILE.npz, one of both")
     if options.trace is not None and options.model is not None:

@@ -2,13 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsa_verify import __version__
 from dsa_verify.commands import output
 from dsa_verify.commands.output import FILE, NEW_FILE
+
+if TYPE_CHECKING:
+    from dsa_verify.report.history import CheckPlace, RecordedRun
+    from dsa_verify.report.parts import PageSection
+    from dsa_verify.report.trend import Fall, Trend
 
 # What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
 
@@ -26,15 +31,16 @@ def report() -> None:
 @click.argument("documents", nargs=-1, required=True, type=FILE, metavar="RUN.json...")
 @click.option("--history", type=NEW_FILE, metavar="FILE", help="Append the merged run to this history.")
 @output.as_json
-@click.option("--slowest", default=5, type=click.IntRange(min=0), metavar="N", help="Slowest cases to print.")
-def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slowest: int) -> None:
+@output.slowest
+@output.verbose
+def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slowest: int, verbose: bool) -> None:
     """Make one run of several, as of the shards of one; the exit code is that of the whole.
 
     Runs must have equal provenance and no case in common; shards must be all of one plan.
     """
     from dsa_verify.errors import ConfigError
+    from dsa_verify.report import files, terminal
     from dsa_verify.report import merge as merging
-    from dsa_verify.report import terminal
     from dsa_verify.report.reading import read
 
     if len(set(documents)) < len(documents):
@@ -43,71 +49,30 @@ def merge(documents: tuple[Path, ...], history: Path | None, as_json: bool, slow
     if as_json:
         output.print_json(outcome.document())
     else:
-        terminal.print_outcome(outcome, slowest)
-    keep(outcome, None, history)
+        terminal.print_outcome(outcome, slowest, verbose=verbose)
+    if history is not None:
+        output.note(files.append_to_history(outcome, history))
     sys.exit(int(outcome.exit_code))
-
-
-def prepare(page: Path | None, history: Path | None, again: bool) -> None:
-    """Refuse before a run what could not be written after it. again: whether its cases come again.
-
-    Raises `ConfigError`.
-    """
-    from dsa_verify.errors import ConfigError
-
-    if page is not None:
-        from dsa_verify.report.page import require
-
-        require()
-        if not page.parent.is_dir():
-            raise ConfigError(f"cannot write {page}: there is no folder {page.parent}; make it, or name another file")
-    if history is not None and not again:
-        raise ConfigError("neither a soak nor a shard has a history; leave out --history, and give it to report merge")
-    if history is not None:
-        from dsa_verify.report.history import prepare as prepare_history
-
-        prepare_history(history)
-
-
-def keep(outcome, page: Path | None, history: Path | None) -> None:
-    """Append a run to a history and write its page, where asked to, and say so on stderr. Raises `ConfigError`."""
-    if history is not None:
-        from dsa_verify.report.history import append
-
-        click.echo(f"dsa-verify: run {append(history, outcome)} of {history}", err=True)
-    if page is not None:
-        write_page(outcome, page, history)
-
-
-def write_page(outcome, page: Path, history: Path | None, parts=()) -> None:
-    """Write the page of a run, and say so on stderr. Raises `ConfigError`."""
-    from dsa_verify.errors import ConfigError
-    from dsa_verify.report.page import page as text_of
-
-    try:
-        page.write_text(text_of(outcome, history, parts), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {page}: {error}; name another file") from error
-    click.echo(f"dsa-verify: wrote {page}", err=True)
 
 
 @report.command()
 @click.argument("document", type=FILE, metavar="RUN.json")
-@click.option("-o", "--output", type=NEW_FILE, metavar="FILE", required=True, help="The page to write.")
+@click.option("-o", "--output", "page", type=NEW_FILE, metavar="FILE", required=True, help="The page to write.")
 @click.option("--history", type=FILE, metavar="FILE", help="Says since when each check is rejected.")
 @click.option("--mutants", type=FILE, metavar="FILE", help="Adds a campaign: as `mutants --json` prints it.")
 @click.option("--compile", "compiles", type=FILE, metavar="FILE", help="Adds compiles: as `compile --json` prints it.")
 @click.option("--gate", type=FILE, metavar="FILE", help="Adds a gate: its --json document, gate.json of --report.")
 def html(
-    document: Path, output: Path, history: Path | None, mutants: Path | None, compiles: Path | None, gate: Path | None
+    document: Path, page: Path, history: Path | None, mutants: Path | None, compiles: Path | None, gate: Path | None
 ) -> None:
     """Make one HTML page of a run that needs no other file, no network and no script."""
+    from dsa_verify.report import files
     from dsa_verify.report.reading import read
 
-    write_page(read(document), output, history, _parts(mutants, compiles, gate))
+    output.note(files.write_page(read(document), page, history, _parts(mutants, compiles, gate)))
 
 
-def _parts(mutants: Path | None, compiles: Path | None, gate: Path | None) -> list:
+def _parts(mutants: Path | None, compiles: Path | None, gate: Path | None) -> "list[PageSection]":
     """What other commands found, with their own words for it. Raises `ConfigError`."""
     from dsa_verify.compile.chips import CHIPS
     from dsa_verify.mutants.kinds import title
@@ -138,7 +103,8 @@ def markdown(document: Path, history: Path | None) -> None:
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Largest moves to print.")
 @output.as_json
 def trend(history: Path, top: int, as_json: bool) -> None:
-    """Print when verdicts and shares of the error budget moved, the first bad run, and flaky checks."""
+    """Print when verdicts and shares of error budgets (or of bytes) moved, the first bad run, and flaky checks."""
+    from dsa_verify.checks import ERROR_BUDGET, share_of
     from dsa_verify.report import history as file
     from dsa_verify.report import trend as trends
 
@@ -154,8 +120,9 @@ def trend(history: Path, top: int, as_json: bool) -> None:
         seen = ", ".join(f"{run.id} {status}" for run, status in one.statuses)
         click.echo(f"flaky: {one.place}: equal versions, runs {seen}")
     for one in found.moves[:top]:
-        a, b = one.before, one.after
-        click.echo(f"share: {one.place}: {a.share:.3g} in run {a.run.id} -> {b.share:.3g} in {b.run}")
+        a, b, of = one.before, one.after, share_of(one.place.check)
+        what = "" if of == ERROR_BUDGET else f" of {of}"
+        click.echo(f"share{what}: {one.place}: {a.share:.3g} in run {a.run.id} -> {b.share:.3g} in {b.run}")
     if len(found.moves) > top:
         click.echo(f"share: {len(found.moves) - top} more checks moved by less; --top prints more")
     click.echo(
@@ -168,7 +135,7 @@ def _checks(count: int) -> str:
     return f"{count} check{'s' * (count != 1)}"
 
 
-def _since(one) -> str:
+def _since(one: "Fall") -> str:
     good = f"last accepted in {one.last_good}" if one.last_good else "never accepted"
     return f"{good}, rejected since {one.first_bad}"
 
@@ -201,20 +168,20 @@ def _head() -> dict[str, Any]:
     return output.head(0.0, {"dsa_verify": __version__})
 
 
-def _run(run) -> dict[str, Any] | None:
+def _run(run: "RecordedRun | None") -> dict[str, Any] | None:
     return None if run is None else {"run": run.id, "at": run.at}
 
 
-def _place(place) -> dict[str, str]:
+def _place(place: "CheckPlace") -> dict[str, str]:
     return {"provider": place.provider, "surface": place.surface, "scenario": place.scenario, "check": place.check}
 
 
-def _fall(one) -> dict[str, Any]:
+def _fall(one: "Fall") -> dict[str, Any]:
     ends = {"last_good": _run(one.last_good), "first_bad": _run(one.first_bad)}
     return {**_place(one.place), **ends, "reason": one.reason}
 
 
-def _trend_document(runs, found) -> dict[str, Any]:
+def _trend_document(runs: "list[RecordedRun]", found: "Trend") -> dict[str, Any]:
     return {
         **_head(),
         "runs": [{**(_run(run) or {}), "exit_code": run.exit_code} for run in runs],
@@ -234,7 +201,9 @@ def _trend_document(runs, found) -> dict[str, Any]:
     }
 
 
-def _bisect_document(intervals) -> dict[str, Any]:
+def _bisect_document(
+    intervals: "list[tuple[RecordedRun | None, RecordedRun, list[Fall]]]",
+) -> dict[str, Any]:
     from dsa_verify.report.trend import version_changes
 
     found = [

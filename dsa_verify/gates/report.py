@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 from dsa_verify import SCHEMA
 from dsa_verify.gates.run import GateOutcome
+from dsa_verify.report import templates
+from dsa_verify.report.formats import points
 
 BANDS = (0, 1024, 4096, 8192, 16384, 32768)
 """Lower ends, in prompt tokens, of the bands of length that scores are shown by."""
@@ -96,10 +98,10 @@ def markdown(content: dict[str, Any]) -> str:
         lines += [f"- {_cell(reason)}" for reason in content["reasons"]] + [""]
     lines += ["| | n | dense | sparse | difference | interval | margin |", "|---|--:|--:|--:|--:|--:|--:|"]
     for one in ([content["macro"]] if content["macro"] else []) + content["groups"] + content["tasks"]:
-        interval = f"{_percent(one['lower'])} to {_percent(one['upper'])}"
+        interval = f"{points(one['lower'])} to {points(one['upper'])}"
         lines.append(
-            f"| {one['name']} | {one['n']} | {_percent(one['mean_dense'])} | {_percent(one['mean_sparse'])} "
-            f"| {_percent(one['difference'])} | {interval} | {_percent(-one['margin'])} |"
+            f"| {one['name']} | {one['n']} | {points(one['mean_dense'])} | {points(one['mean_sparse'])} "
+            f"| {points(one['difference'])} | {interval} | {points(-one['margin'])} |"
         )
     lines += ["", "Scores and differences are in points (hundredths of the mean score)."]
     for name, control in content["controls"].items():
@@ -119,7 +121,7 @@ def junit(content: dict[str, Any]) -> str:
         for one in content[part]:
             case = ElementTree.SubElement(suite, "testcase", classname=f"gate.{part}", name=one["name"])
             if one["upper"] is not None and one["upper"] < -one["margin"]:
-                message = f"difference {_percent(one['difference'])} points, at most {_percent(one['upper'])}"
+                message = f"difference {points(one['difference'])} points, at most {points(one['upper'])}"
                 ElementTree.SubElement(case, "failure", message=message)
     for name, control in content["controls"].items():
         case = ElementTree.SubElement(suite, "testcase", classname="gate.controls", name=name)
@@ -133,15 +135,10 @@ def junit(content: dict[str, Any]) -> str:
 
 def html(content: dict[str, Any]) -> str:
     """One page that needs nothing else: no network, no script; light and dark."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(Path(__file__).parent)
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["points"] = _percent
-    pages.filters["pretty"] = lambda value: json.dumps(value, indent=1, ensure_ascii=False)
     rows = ([content["macro"]] if content["macro"] else []) + content["groups"] + content["tasks"]
     limits = [abs(value) for one in rows for value in (one["lower"], one["upper"], one["margin"]) if value is not None]
-    return pages.get_template("report.html.j2").render(**content, rows=rows, span=min(1.05 * max(limits, default=1), 1))
+    span = min(1.05 * max(limits, default=1), 1)
+    return templates.render("dsa_verify.gates", "report.html.j2", **content, rows=rows, span=span)
 
 
 def write(content: dict[str, Any], folder: Path) -> list[Path]:
@@ -171,10 +168,6 @@ def _references(outcome: GateOutcome, key: str) -> list[str]:
         if task.name == task_name:
             return next(list(d.row["answers"]) for d in task.documents if d.number == number)
     return []
-
-
-def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.2f}"
 
 
 def _cell(text: str) -> str:

@@ -4,32 +4,11 @@ import base64
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from string import Template
 
 from dsa_verify.profile.analysis import Profile
 from dsa_verify.profile.plots import Picture
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
-h1 { font-size: 1.5rem } figure { margin: 2.5rem 0 } img { width: 100%; height: auto } figcaption { color: #444 }
-table { border-collapse: collapse } th, td { text-align: right; padding: .2rem .8rem; border-bottom: 1px solid #ddd }
-.notice { border-left: 4px solid #d55e00; padding-left: .8rem }
-@media (prefers-color-scheme: dark) {
-body { background: #16181c; color: #e8e8e8 } figcaption { color: #bbb } img { background: #fff } }
-</style>
-<h1>$title</h1>
-$notice<p>$source</p>
-$table
-$figures
-</html>
-""")
+from dsa_verify.report import templates
 
 _COLUMNS = {
     "layer": "layer",
@@ -45,13 +24,21 @@ _COLUMNS = {
 
 
 def write(profile: Profile, document: Mapping[str, object], pictures: Sequence[Picture], folder: Path) -> list[Path]:
-    """Write everything but the pictures, which are there already; returns the paths."""
+    """Write everything but the pictures, which are there already; returns the paths.
+
+    Numbers need no extra: without the template engine and without pictures there is no page. Raises `ConfigError` where
+    there are pictures and no template engine.
+    """
     tables = {"layers": profile.rows(), "pages": profile.page_rows(), "blocks": list(_blocks(profile))}
-    paths = [folder / "profile.json", *(folder / f"{name}.csv" for name in tables), folder / "index.html"]
-    paths[0].write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", "utf-8")
-    for path, rows in zip(paths[1:-1], tables.values(), strict=True):
-        _csv(path, rows)
-    paths[-1].write_text(_html(profile, tables["layers"], pictures), "utf-8")
+    document_path, page_path = folder / "profile.json", folder / "index.html"
+    document_path.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n", "utf-8")
+    paths = [document_path]
+    for name, rows in tables.items():
+        paths.append(folder / f"{name}.csv")
+        _csv(paths[-1], rows)
+    if pictures or templates.installed():
+        page_path.write_text(_html(profile, tables["layers"], pictures), "utf-8")
+        paths.append(page_path)
     return paths
 
 
@@ -82,33 +69,31 @@ def _csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 def _html(profile: Profile, rows: Sequence[Mapping[str, object]], pictures: Sequence[Picture]) -> str:
     source = profile.source
-    notice = '<p class="notice">These selections are synthetic: made by construction, not by a model.</p>\n'
-    return _PAGE.substitute(
-        title=f"What the indexer of {escape(source.model)} selects",
-        notice=notice if source.synthetic else "",
-        source=escape(
-            f"{source.text}. {source.tokens:,} tokens; index_topk {source.index_topk:,}, selected by "
-            f"{source.granularity}; the window is the last {len(profile.layers[0].window.positions):,} queries; "
-            f"pages of {profile.plan.page_size} tokens."
-        ),
+    return templates.render(
+        "dsa_verify.profile",
+        "page.html.j2",
+        model=source.model,
+        synthetic=source.synthetic,
+        source=f"{source.text}. {source.tokens:,} tokens; index_topk {source.index_topk:,}, selected by "
+        f"{source.granularity}; the window is the last {len(profile.layers[0].window.positions):,} queries; "
+        f"pages of {profile.plan.page_size} tokens.",
         table=_table(rows),
-        figures="\n".join(map(_figure, pictures)),
+        pictures=[
+            {
+                "finding": one.finding,
+                "explanation": one.explanation,
+                "data": base64.b64encode(one.path.read_bytes()).decode("ascii"),
+            }
+            for one in pictures
+        ],
     )
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> str:
-    heads = "".join(f"<th>{heading}" for heading in _COLUMNS.values())
-    body = "\n".join("<tr>" + "".join(f"<td>{_number(row[name])}" for name in _COLUMNS) for row in rows)
-    return f"<table>\n<thead><tr>{heads}\n<tbody>\n{body}\n</table>"
+def _table(rows: Sequence[Mapping[str, object]]) -> templates.Table:
+    headings = tuple(_COLUMNS.values())
+    cells = (templates.TableRow(tuple(_number(row[name]) for name in _COLUMNS)) for row in rows)
+    return templates.Table("Layers by block size", headings, tuple(cells), numbers=headings)
 
 
 def _number(value: object) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _figure(picture: Picture) -> str:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    return (
-        f'<figure>\n<img alt="{escape(picture.finding)}" src="data:image/png;base64,{data}">\n'
-        f"<figcaption>{escape(picture.explanation)}</figcaption>\n</figure>"
-    )

@@ -109,9 +109,9 @@ def _runs(row: str, cells: str) -> Iterator[tuple[int, int]]:
     """Where runs of any of these cells begin and end."""
     start = None
     for at, cell in enumerate([*row, ""]):
-        wanted = cell != "" and cell in cells
-        if wanted and start is None:
+        inside = cell != "" and cell in cells
+        if inside and start is None:
             start = at
-        if not wanted and start is not None:
+        if not inside and start is not None:
             yield start, at
             start = None

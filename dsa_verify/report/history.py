@@ -3,12 +3,13 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.report.outcome import Outcome
@@ -120,7 +121,7 @@ def append(path: Path, outcome: Outcome, at: datetime | None = None) -> int:
         )
     if "seed" in outcome.provenance:
         raise ConfigError("a soak has no history, because its scenarios do not come again; leave out --history")
-    document = outcome.document()
+    document: dict[str, Any] = outcome.document()
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     stamp = (at or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     with _opened(path, write=True) as file:
@@ -138,7 +139,7 @@ def append(path: Path, outcome: Outcome, at: datetime | None = None) -> int:
     return run
 
 
-def _insert(file: sqlite3.Connection, run: int, records) -> None:
+def _insert(file: sqlite3.Connection, run: int, records: Iterable[Mapping[str, Any]]) -> None:
     for record in records:
         place = tuple(record[name] for name in ("provider", "surface", "scenario", "check"))
         file.execute("INSERT OR IGNORE INTO reasons (text) VALUES (?)", (record["reason"],))

@@ -65,7 +65,7 @@ def _no_overlap(runs: Mapping[str, Outcome]) -> None:
 
 
 def _whole(runs: Mapping[str, Outcome]) -> None:
-    """Shards must be all of one cut; runs that are no shards may be any."""
+    """Shards must be all of one plan, cut into as many; runs that are no shards may be any."""
     shards = {name: one.shard for name, one in runs.items()}
     if not any(shards.values()):
         return
@@ -91,7 +91,7 @@ def _in_plan_order(outcomes: Sequence[Outcome]) -> tuple[Result, ...]:
     providers.update(dict.fromkeys(result.provider for result in results))
     provider, surface, scenario = ({name: at for at, name in enumerate(x)} for x in (providers, SURFACES, SCENARIOS))
 
-    def key(result: Result) -> tuple:
+    def key(result: Result) -> tuple[int, int, int, str]:
         last = len(scenario)
         return (
             provider[result.provider], surface.get(result.surface, len(surface)),

@@ -8,6 +8,8 @@ from typing import Any
 
 from dsa_verify import SCHEMA
 from dsa_verify.errors import ConfigError
+from dsa_verify.report.formats import points, size
+from dsa_verify.report.templates import Table, TableRow
 
 PARTS = {
     "mutants": "dsa-verify mutants --json",
@@ -15,30 +17,11 @@ PARTS = {
     "gate": "dsa-verify gate --json, or gate.json of its --report folder",
 }
 """The parts that a page may have, and which command writes the document of each."""
-_TELLING = {"mutants": ("mutants", "systematic"), "compile": ("cases", "counts"), "gate": ("verdict", "macro")}
+_KEYS = {"mutants": ("mutants", "systematic"), "compile": ("cases", "counts"), "gate": ("verdict", "macro")}
 """Keys that only the document of a part has together."""
 
 Budgets = Mapping[str, tuple[int, int]]
 """HBM and VMEM in bytes that one device of a chip has, by the chip's name."""
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """One line of a table; `status` is that of a check where the line has one."""
-
-    cells: tuple[str, ...]
-    status: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under headings; those in `numbers` are aligned as such. A `folded` one is opened by its reader."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[TableRow, ...]
-    numbers: tuple[str, ...] = ()
-    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,19 +60,19 @@ def gate(path: Path) -> PageSection:
     return _read(path, "gate", _gate)
 
 
-def _read(path: Path, name: str, made: Callable[[dict[str, Any]], PageSection]) -> PageSection:
+def _read(path: Path, name: str, convert: Callable[[dict[str, Any]], PageSection]) -> PageSection:
     expected = f"--{name} takes the document of `{PARTS[name]}`"
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}; {expected}") from error
-    if not isinstance(content, dict) or not all(key in content for key in _TELLING[name]):
+    if not isinstance(content, dict) or not all(key in content for key in _KEYS[name]):
         found = content.get("command") if isinstance(content, dict) else None
         raise ConfigError(f"{path} is {f'of `{found}`' if found else 'no such document'}; {expected}")
     if content.get("schema") != SCHEMA:
         raise ConfigError(f"{path} has schema {content.get('schema')}, expected {SCHEMA}; run the command again")
     try:
-        return made(content)
+        return convert(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {type(error).__name__} {error}; {expected}") from error
 
@@ -145,22 +128,14 @@ def _verdict(one: Mapping[str, Any]) -> str:
 
 def _memory(one: Mapping[str, Any], budgets: Budgets) -> Iterable[str]:
     hbm, vmem = budgets.get(one["target"], (None, None))
-    yield _size(one["hbm_temp_bytes"])
-    yield from (_size(one["hbm_bytes"]), _of(one["hbm_bytes"], hbm))
-    yield from (_size(one["vmem_bytes"]), _of(one["vmem_bytes"], vmem))
-    yield _size(one["code_bytes"])
-
-
-def _size(count: float | None) -> str:
-    """Bytes for a reader; nothing where the compiler told none."""
-    if count is None:
-        return ""
-    power = next((power for power in (3, 2, 1) if count >= 1024**power), 0)
-    return f"{count / 1024**power:.2f} {'KMG'[power - 1]}iB" if power else f"{count:.0f} B"
+    yield size(one["hbm_temp_bytes"])
+    yield from (size(one["hbm_bytes"]), _of(one["hbm_bytes"], hbm))
+    yield from (size(one["vmem_bytes"]), _of(one["vmem_bytes"], vmem))
+    yield size(one["code_bytes"])
 
 
 def _of(count: float | None, budget: int | None) -> str:
-    return "" if count is None or budget is None else f"{count / budget:.1%} of {_size(budget)}"
+    return "" if count is None or budget is None else f"{count / budget:.1%} of {size(budget)}"
 
 
 def _gate(content: dict[str, Any]) -> PageSection:
@@ -183,13 +158,9 @@ def _gate(content: dict[str, Any]) -> PageSection:
 
 def _differences(one: Mapping[str, Any]) -> Iterable[str]:
     yield str(one["n"])
-    yield from (_points(one[name]) for name in ("mean_dense", "mean_sparse"))
-    yield from (_points(one[name], "+") for name in ("difference", "lower", "upper"))
-    yield _points(-one["margin"])
-
-
-def _points(value: float | None, sign: str = "-") -> str:
-    return "none" if value is None else f"{100 * value:{sign}.2f}"
+    yield from (points(one[name]) for name in ("mean_dense", "mean_sparse"))
+    yield from (points(one[name], "+") for name in ("difference", "lower", "upper"))
+    yield points(-one["margin"])
 
 
 def _shown(one: Mapping[str, Any]) -> str:

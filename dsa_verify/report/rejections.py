@@ -11,7 +11,7 @@ from dsa_verify.report import trend
 
 @dataclass(frozen=True)
 class Rejection:
-    """A rejected case: checks that said the same of it, since when, and where it lies if that can be shown."""
+    """A rejected case: checks that reject it in the same words, since when, and where it lies if it can be shown."""
 
     provider: str
     surface: str
@@ -23,7 +23,7 @@ class Rejection:
     heatmap: Heatmap | None = None
 
 
-def since(history: Path | None) -> dict[histories.CheckPlace, trend.Fall]:
+def falls_of(history: Path | None) -> dict[histories.CheckPlace, trend.Fall]:
     """What the history says of each check that its last run rejected; nothing without a history."""
     if history is None:
         return {}
@@ -35,16 +35,16 @@ def rejections(results: Sequence[Result], falls: dict[histories.CheckPlace, tren
     grouped: dict[tuple[str, ...], list[Result]] = {}
     for one in results:
         if one.verdict.status == "rejected":
-            told = _words(falls.get(histories.CheckPlace(one.provider, one.surface, one.scenario, one.check)))
-            key = (one.provider, one.surface, one.scenario, one.verdict.reason, told)
+            fall = falls.get(histories.CheckPlace(one.provider, one.surface, one.scenario, one.check))
+            key = (one.provider, one.surface, one.scenario, one.verdict.reason, _since_when(fall))
             grouped.setdefault(key, []).append(one)
-    for (provider, surface, scenario, reason, told), some in grouped.items():
+    for (provider, surface, scenario, reason, since_when), some in grouped.items():
         checks = ", ".join(one.check for one in some)
         heatmap = next((one.verdict.heatmap for one in some if one.verdict.heatmap is not None), None)
-        yield Rejection(provider, surface, scenario, checks, reason, some[0].reproduce, told, heatmap)
+        yield Rejection(provider, surface, scenario, checks, reason, some[0].reproduce, since_when, heatmap)
 
 
-def _words(fall: trend.Fall | None) -> str:
+def _since_when(fall: trend.Fall | None) -> str:
     if fall is None:
         return "new: the last run of the history does not reject it"
     good = f"last accepted in {fall.last_good}" if fall.last_good else "never accepted in the history"

@@ -8,7 +8,7 @@ from dsa_verify.report.rejections import Rejection
 
 MOST = 3
 """Surfaces that the first screen has room for on a laptop; on a phone it has room for one."""
-WORDS = 160
+LENGTH = 160
 """Characters of a reason there: its coordinates come first. All of it stands with the case."""
 
 
@@ -16,7 +16,7 @@ WORDS = 160
 class Broken:
     """A surface of a provider, rejected since one run, by its first rejection: `example`, `at` that place among all.
 
-    what: how many of its scenarios. where: the example's reason, cut.
+    what: how many of its scenarios. where: the example's reason, shortened.
     """
 
     example: Rejection
@@ -38,9 +38,9 @@ def broken(rejections: Sequence[Rejection], results: Iterable[Result]) -> list[B
         count = len({rejections[at].scenario for at in places})
         what = f"{count} of {len(judged[provider, surface])} scenarios rejected"
         example = rejections[places[0]]
-        found.append((count, Broken(example, places[0], what, _cut(example.reason))))
+        found.append((count, Broken(example, places[0], what, _shortened(example.reason))))
     return [one for _, one in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= WORDS else f"{reason[:WORDS].rsplit(' ', 1)[0]} ..."
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= LENGTH else f"{reason[:LENGTH].rsplit(' ', 1)[0]} ..."

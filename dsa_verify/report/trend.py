@@ -79,7 +79,7 @@ def fall(line: Line) -> Fall | None:
 
 
 def flaky(line: Line) -> Flaky | None:
-    """A change and a change back under equal versions; one change alone may be an edit that no version tells of."""
+    """A change and a change back under equal versions; one change alone may be an edit that changes no version."""
     place, points = line
     by_versions: dict[tuple, list[Point]] = {}
     for point in points:

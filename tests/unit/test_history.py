@@ -178,6 +178,13 @@ def test_trend_prints_first_bad_run_flaky_checks_and_moves(path):
     assert len(document["flaky"]) == len(document["moved"]) == 1
 
 
+def test_a_share_of_bytes_is_not_called_one_of_an_error_budget(path):
+    for day, share in ((1, 0.5), (2, 1.0)):
+        history.append(path, run("a", share, check="traffic", seconds=day), DAY.replace(day=day))
+    lines = command("trend", "--history", path).stdout.splitlines()
+    assert lines[0].startswith("share of the bytes needed: jnp dense_mla single traffic: 0.5 in run 1 -> 1 in run 2")
+
+
 def test_bisect_names_what_changed_between_good_and_bad(path):
     written(path, "aar", "001")
     found = command("bisect", "--history", path)

@@ -197,7 +197,7 @@ def test_text_of_a_trace_cannot_become_markup(tmp_path):
     save(one, tmp_path / "trace.npz")
     profile("--trace", tmp_path / "trace.npz", "--out", tmp_path / "out", "--no-plots", "--block-sizes", "8")
     page = (tmp_path / "out" / "index.html").read_text("utf-8")
-    assert "<script>" not in page and "&lt;script&gt;alert(&#x27;$1" in page
+    assert "<script>" not in page and "&lt;script&gt;alert(&#39;$1" in page
 
 
 def test_without_matplotlib_the_refusal_says_what_to_install(recorded, tmp_path, monkeypatch):

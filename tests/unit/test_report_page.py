@@ -168,6 +168,23 @@ def test_shares_name_the_scenario_and_are_drawn_at_most_full():
     assert "width: 43.8%" in page(run(result(Verdict.accepted(0.4375))))
 
 
+def test_a_share_of_bytes_stands_apart_from_shares_of_error_budgets():
+    text = page(run(result(Verdict.accepted(0.4375)), result(Verdict.accepted(1.0), "traffic")))
+    read = Read(text)
+    assert "2/0/0 0.44" in read.text
+    budgets, _, rest = text.partition("<h3>Share of the bytes needed</h3>")
+    assert "<td>parity</td>" in budgets and "<td>traffic</td>" not in budgets
+    assert "<td>traffic</td>" in rest and "<td>parity</td>" not in rest
+
+
+def test_known_failures_of_one_kind_stand_together():
+    entries = [KnownFailure(f"dense_mla/{name}-*/cache", "rounds twice", "one token") for name in ("single", "decode")]
+    forgiven = Verdict.not_verified("known failure: rounds twice")
+    text = page(run(*(result(forgiven, "cache", known=entry, found="row 3 differs") for entry in entries)))
+    assert text.count("<summary>2 checks (jnp dense_mla): rounds twice</summary>") == 1
+    assert all(entry.id in text for entry in entries)
+
+
 def test_since_when_is_told_from_the_history(tmp_path):
     path = tmp_path / "history.db"
     history.append(path, run(result(Verdict.accepted()), result(Verdict.accepted(), "races")))
