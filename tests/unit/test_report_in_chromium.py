@@ -6,10 +6,14 @@ import re
 import pytest
 
 from dsa_verify.evidence import Heatmap, HeatmapRow, Result, Verdict
+from dsa_verify.gates.report import html
+from dsa_verify.profile.trace import save
 from dsa_verify.report import history, parts
 from dsa_verify.report.outcome import Outcome
 from dsa_verify.report.page import page
+from tests.gates.test_report import content_of
 from tests.unit import chromium
+from tests.unit.test_profile_command import profile, two_layers
 from tests.unit.test_report_parts import BUDGETS, DOCUMENTS
 
 pytestmark = pytest.mark.chromium
@@ -90,16 +94,43 @@ def test_the_first_screen_says_what_broke_where_since_when_and_how_to_repeat_it(
     assert "dsa-verify parity --provider mine:load --surface index_topk" in text
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_the_screen(browser, report, view):
-    browser.open(report, *view)
+def too_wide(browser, path, view) -> tuple[int, int]:
+    """The width of a page with everything opened, and how many of its parts reach beyond the screen."""
+    browser.open(path, *view)
     browser.value("document.querySelectorAll('details').forEach(one => one.open = true)")
-    assert browser.value("document.documentElement.scrollWidth") <= view[0]
     beyond = (
-        "[...document.querySelectorAll('p, h1, h2, h3, pre, dd, li, .wide')]"
+        "[...document.querySelectorAll('p, h1, h2, h3, pre, dd, li, .wide, figcaption, svg.forest')]"
         ".filter(one => one.getBoundingClientRect().right > innerWidth + 1).length"
     )
-    assert browser.value(beyond) == 0
+    return browser.value("document.documentElement.scrollWidth"), browser.value(beyond)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_wider_than_the_screen(browser, report, view):
+    width, beyond = too_wide(browser, report, view)
+    assert width <= view[0]
+    assert beyond == 0
+
+
+@pytest.fixture(scope="module")
+def other_pages(tmp_path_factory):
+    """The pages of a gate and of a profile."""
+    folder = tmp_path_factory.mktemp("others")
+    (folder / "gate.html").write_text(html(content_of(sparse=lambda key: "x " * 400)), "utf-8")
+    save(two_layers(), folder / "trace.npz")
+    found = profile("--trace", folder / "trace.npz", "--out", folder, "--block-sizes", "16")
+    assert found.exit_code == 0, found.output
+    return folder / "gate.html", folder / "index.html"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_pages_of_a_gate_and_of_a_profile_fit_the_screen_and_ask_for_nothing(browser, other_pages, view):
+    for page_file in other_pages:
+        width, beyond = too_wide(browser, page_file, view)
+        assert width <= view[0], page_file.name
+        assert beyond == 0, page_file.name
+        assert [one for one in browser.asked() if not one.startswith("data:")] == [page_file.as_uri()]
+        assert browser.complaints() == []
 
 
 def luminance(colour: str) -> float:
