@@ -22,7 +22,7 @@ _HADAMARD = """    sign = jnp.bitwise_count(jnp.arange(dim)[:, None] & jnp.arang
 TABLE: tuple[KernelMutant, ...] = (
     KernelMutant(
         "causal-bound-strict", "15", *_PREFILL,
-        SourceEdit("query_attention", "(1, step * page_size), 1) <= position", "(1, step * page_size), 1) < position"),
+        SourceEdit("query_attention", "1, step, page_size) <= position", "1, step, page_size) < position"),
         "single-extend-p16-f32", "parity",
     ),
     KernelMutant(
@@ -65,7 +65,7 @@ TABLE: tuple[KernelMutant, ...] = (
     ),
     KernelMutant(
         "neighbour-row-overwritten", "47", "builtin", "cache_write",
-        SourceEdit("cache_write", "(row < into + length[run])", "(row <= into + length[run])"),
+        SourceEdit("cache_write", "(row < into + self.runs", "(row <= into + self.runs"),
         "several-unequal-p16-f32", "cache",
     ),
     KernelMutant(
@@ -79,7 +79,7 @@ TABLE: tuple[KernelMutant, ...] = (
     ),
     KernelMutant(
         "pages-not-awaited", "59", *_PREFILL,
-        SourceEdit("query_attention", "for_each_copy(lists, at, slot, lambda copy: copy.wait())", "pass"),
+        SourceEdit("query_attention", "buffers.wait(listed, at, slot)", "pass"),
         "single-extend-p16-f32", "races",
     ),
     KernelMutant(
@@ -91,8 +91,8 @@ TABLE: tuple[KernelMutant, ...] = (
         "write-not-awaited", "59", "builtin", "cache_write",
         SourceEdit(
             "cache_write",
-            "(start_reads, merge_and_start_write, wait_write)",
-            "(start_reads, merge_and_start_write)",
+            "(writer.start_reads, writer.merge_and_start_write, writer.wait_write)",
+            "(writer.start_reads, writer.merge_and_start_write)",
         ),
         "several-unequal-p16-f32", "races",
     ),
@@ -279,7 +279,7 @@ TABLE: tuple[KernelMutant, ...] = (
     ),
     KernelMutant(
         "page-id-in-6-bits", "30", *_DECODE,
-        SourceEdit("query_attention", "cache_hbm.at[page], pages", "cache_hbm.at[page & 63], pages"),
+        SourceEdit("query_attention", "self.cache.at[page], self", "self.cache.at[page & 63], self"),
         "table-decode-high-pages-d16-bf16", "parity",
     ),
     KernelMutant(
@@ -336,7 +336,7 @@ TABLE: tuple[KernelMutant, ...] = (
                  "decode-page-edges-d16-bf16", "parity"),
     KernelMutant(
         "prologue-for-a-sequence-without-work", "51", *_DENSE,
-        SourceEdit("dense_mla", "pl.when(seq < last_seq[this])(lambda", "pl.when(seq <= last_seq[this])(lambda"),
+        SourceEdit("dense_mla", "here = seq < self", "here = seq <= self"),
         "several-zero-length-p16-f32", "races",
     ),
     KernelMutant(
@@ -369,8 +369,8 @@ TABLE: tuple[KernelMutant, ...] = (
                  KernelWrapper(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     KernelMutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
-        SourceEdit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)",
-                   "pl.cdiv(visible, page_size)"),
+        SourceEdit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, self.buffers.shape[2]), 0)",
+             "pl.cdiv(visible, self.buffers.shape[2])"),
         "several-zero-length-p16-f32", "traffic",
     ),
     KernelMutant(
@@ -384,7 +384,8 @@ TABLE: tuple[KernelMutant, ...] = (
     ),
     KernelMutant(
         "pages-behind-the-block", "traffic", *_DENSE,
-        SourceEdit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1", "cu_q_lens[seq + 1] - 1"),
+        SourceEdit("dense_mla", "jnp.minimum(cu_q_lens[seq + 1], (self.this + 1) * self.block) - 1",
+             "cu_q_lens[seq + 1] - 1"),
         "many-requests-wide-p16-f32", "traffic",
     ),
     KernelMutant(

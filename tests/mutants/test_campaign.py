@@ -34,7 +34,9 @@ def test_killed_where_it_is_expected_to_be():
 
 
 def test_systematic_mutant_is_killed_on_the_first_surface_that_shows_it():
-    name = next(name for name in systematic_mutants() if name.startswith("cache_write._kernel.wait_write/wait dropped"))
+    name = next(
+        name for name in systematic_mutants() if name.startswith("cache_write.TileWriter.wait_write/wait dropped")
+    )
     found = try_mutant(MutantJob(name), "quick", deep=False)
     assert found.killed and found.surface == "cache_write"
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from dsa_verify.kernels.pallas.flash import contract, normalise, softmax_step
-from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
+from dsa_verify.kernels.pallas.layout import Ref, latent_rows, pad_to
 
 KEYS_PER_STEP = 512
 """Keys of one step: 655 KB of latent in bfloat16, and [512, lanes] float32 logits in VMEM."""
@@ -26,16 +27,17 @@ KEYS_PER_STEP = 512
 class Accumulator(NamedTuple):
     """VMEM references that live through one block: the softmax of every lane and its weighted sum."""
 
-    maximum: jax.Array  # f32[1, lanes]
-    total: jax.Array  # f32[1, lanes]
-    weighted: jax.Array  # f32[rank, lanes]
+    maximum: Ref  # f32[1, lanes]
+    total: Ref  # f32[1, lanes]
+    weighted: Ref  # f32[rank, lanes]
 
     @staticmethod
-    def scratch(rank: int, lanes: int) -> list:
+    def scratch(rank: int, lanes: int) -> list[pl.MemoryRef]:
         """What a kernel must reserve for the three."""
         return [pltpu.VMEM(shape, jnp.float32) for shape in ((1, lanes), (1, lanes), (rank, lanes))]
 
     def clear(self) -> None:
+        """Begin a block: scratch memory outlives the program that wrote it, and holds anything before the first."""
         self.maximum[...] = jnp.full(self.maximum.shape, -jnp.inf)
         self.total[...] = jnp.zeros(self.total.shape)
         self.weighted[...] = jnp.zeros(self.weighted.shape)
@@ -52,9 +54,11 @@ class Accumulator(NamedTuple):
         rank, stretch = self.weighted.shape[0], keys.shape[0] // len(last_seen)
         lanes = q.shape[0]
         row = lax.broadcasted_iota(jnp.int32, (stretch, lanes), 0)
+        # As int32, and a mask again where it is used: of vectors of bits Mosaic supports a part only, and words always.
         visible = jnp.concatenate([(row <= last).astype(jnp.int32) for last in last_seen], axis=0)
         logits = jnp.where(visible > 0, contract(keys, q, (1, 1)) * sm_scale, -jnp.inf)
         state = (self.maximum[...], self.total[...])
+        # Sums so far are in units of the old maximum; a new one shrinks them before this step's are added.
         weights, shrink, (self.maximum[...], self.total[...]) = softmax_step(logits, state, key_axis=0)
         # A row without weight adds nothing; cleared, because 0 * NaN would.
         useful = jnp.max(weights, axis=1, keepdims=True) > 0

@@ -7,6 +7,10 @@ pages of the next sequence are already on their way while the last ones of this 
 the block's last token of a sequence are neither fetched nor scored, which is what halves a causal prefill.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -16,10 +20,49 @@ from jax.experimental.pallas import tpu as pltpu
 from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.block_attention import KEYS_PER_STEP, Accumulator, flat_queries, per_lane
 from dsa_verify.kernels.pallas.cache_write import write_rows
-from dsa_verify.kernels.pallas.layout import block_span, latent_rows, place, slots
+from dsa_verify.kernels.pallas.layout import (
+    Copy,
+    Operand,
+    Ref,
+    Scalar,
+    TokenPlacement,
+    block_span,
+    latent_rows,
+    place,
+    slots,
+)
 
 LANES_PER_BLOCK = 256
 """Queries times heads of one block; 256 fills the MXU of v6e and later, two passes on v5e."""
+
+
+class StepScalars(NamedTuple):
+    """Scalars in SMEM: which sequences have tokens in each block, both i32[blocks], and the metadata of the step."""
+
+    first_seq: Operand
+    last_seq: Operand  # one past the last
+    kv_lens: Operand
+    cu_q_lens: Operand
+    page_table: Operand
+
+
+class LanePlaces(NamedTuple):
+    """Whose query each lane of a block holds and where that stands, two rows of i32[blocks, 2, lanes] in VMEM:
+
+    row 0   sequence, -1 for padding
+    row 1   position
+    """
+
+    seq: jax.Array  # i32[1, lanes]
+    position: jax.Array
+
+    @staticmethod
+    def pack(placement: TokenPlacement, blocks: int, query_block: int, heads: int) -> jax.Array:
+        return per_lane(jnp.stack([placement.seq, placement.position], axis=1), blocks, query_block, heads)
+
+    @classmethod
+    def read(cls, places: Ref) -> "LanePlaces":
+        return cls(places[0, 0:1], places[0, 1:2])
 
 
 @implements("dense_mla")
@@ -56,12 +99,12 @@ def dense_mla(
 
     block = query_block or max(1, LANES_PER_BLOCK // heads)
     blocks = -(-tokens // block)
-    metadata = (*block_span(cu_q_lens, blocks, block), kv_lens, cu_q_lens, page_table)
+    scalars = StepScalars(*block_span(cu_q_lens, blocks, block), kv_lens, cu_q_lens, page_table)
     out = _attend(
         flat_queries(ql_nope, q_pe, blocks * block),
         cache,
-        metadata,
-        per_lane(jnp.stack(placement, axis=1), blocks, block, heads),
+        scalars,
+        LanePlaces.pack(placement, blocks, block, heads),
         block=block,
         rank=rank,
         sm_scale=sm_scale,
@@ -70,13 +113,16 @@ def dense_mla(
     return out.reshape(-1, heads, rank)[:tokens], cache
 
 
-def _attend(q, cache, metadata, places, *, block, rank, sm_scale, step):
+def _attend(
+    q: jax.Array, cache: jax.Array, scalars: StepScalars, places: jax.Array, *,
+    block: int, rank: int, sm_scale: float, step: int,
+) -> jax.Array:  # fmt: skip
     blocks, _, lanes = places.shape
     _, page_size, width = cache.shape
     return pl.pallas_call(
         lambda *refs: _kernel(*refs, block=block, sm_scale=sm_scale, step=step),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(metadata),
+            num_scalar_prefetch=len(scalars),
             grid=(blocks,),
             in_specs=[
                 pl.BlockSpec((1, 2, lanes), lambda b, *_: (b, 0, 0)),
@@ -92,51 +138,81 @@ def _attend(q, cache, metadata, places, *, block, rank, sm_scale, step):
         ),
         out_shape=jax.ShapeDtypeStruct((blocks * lanes, rank), q.dtype),
         name="dsa_dense_mla",
-    )(*metadata, places, q, cache)
+    )(*scalars, places, q, cache)
 
 
-def _kernel(
-    first_seq, last_seq, kv_lens, cu_q_lens, page_table, places, q_ref, cache_hbm, out_ref, buffers, sems,
-    *accumulator, block: int, sm_scale: float, step: int,
-):  # fmt: skip
-    page_size, width = buffers.shape[2:]
-    this = pl.program_id(0)
-    softmax = Accumulator(*accumulator)
-    softmax.clear()
+@dataclass(frozen=True)
+class CausalPages:
+    """Brings the causal pages of a block's sequences into two buffers, `step` pages at a time, inside the kernel.
 
-    def causal_pages(seq):
+    `cache` [pages, page_size, width] is HBM, `buffers` [2, step, page_size, width] VMEM. `sems` holds one DMA semaphore
+    a buffer, which counts the bytes of that buffer's pages that have arrived.
+    """
+
+    this: jax.Array  # the block
+    scalars: StepScalars
+    cache: Ref
+    buffers: Ref
+    sems: Ref
+    block: int
+    step: int
+
+    def count(self, seq: Scalar) -> jax.Array:
         """Pages of a sequence up to its last token in this block; none without a token, nor of padding."""
-        last_row = jnp.minimum(cu_q_lens[seq + 1], (this + 1) * block) - 1
+        kv_lens, cu_q_lens = self.scalars.kv_lens, self.scalars.cu_q_lens
+        last_row = jnp.minimum(cu_q_lens[seq + 1], (self.this + 1) * self.block) - 1
         visible = kv_lens[seq] - cu_q_lens[seq + 1] + last_row + 1
-        return jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, page_size), 0)
+        return jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, self.buffers.shape[2]), 0)
 
-    def for_each_copy(seq, at, slot, action):
-        pages = causal_pages(seq)
-        for i in range(step):
-            page = at * step + i
+    def start(self, seq: Scalar, at: Scalar, slot: Scalar) -> None:
+        """Start to fetch step `at` of a sequence; behind the block's last sequence there is none."""
+        here = seq < self.scalars.last_seq[self.this]
+        pl.when(here)(lambda: self._for_each_copy(seq, at, slot, lambda copy: copy.start()))
+
+    def wait(self, seq: Scalar, at: Scalar, slot: Scalar) -> None:
+        """Wait for all of it."""
+        self._for_each_copy(seq, at, slot, lambda copy: copy.wait())
+
+    def _for_each_copy(self, seq: Scalar, at: Scalar, slot: Scalar, action: Callable[[Copy], None]) -> None:
+        # Start and wait come by here both, so that they agree on the last page: a wait for a copy that nobody started
+        # never ends. Places behind it keep older pages, or what memory held at first, NaN included.
+        pages = self.count(seq)
+        for i in range(self.step):
+            page = at * self.step + i
 
             @pl.when(page < pages)
-            def _(page=page, i=i):
-                action(pltpu.make_async_copy(cache_hbm.at[page_table[seq, page]], buffers.at[slot, i], sems.at[slot]))
+            def _(page: Scalar = page, i: int = i) -> None:
+                source = self.cache.at[self.scalars.page_table[seq, page]]
+                action(pltpu.make_async_copy(source, self.buffers.at[slot, i], self.sems.at[slot]))
 
-    def start(seq, at, slot):
-        pl.when(seq < last_seq[this])(lambda: for_each_copy(seq, at, slot, lambda copy: copy.start()))
 
-    def one_step(carry):
+def _kernel(*refs: Ref, block: int, sm_scale: float, step: int) -> None:
+    fields = len(StepScalars._fields)
+    scalars = StepScalars(*refs[:fields])
+    places, q_ref, cache_hbm, out_ref, buffers, sems, *accumulator = refs[fields:]
+    page_size, width = buffers.shape[2:]
+    this = pl.program_id(0)
+    pages = CausalPages(this, scalars, cache_hbm, buffers, sems, block, step)
+    softmax = Accumulator(*accumulator)
+    softmax.clear()  # it still holds the block before
+
+    def one_step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         seq, at, slot = carry
-        done = (at + 1) * step >= causal_pages(seq)
+        done = (at + 1) * step >= pages.count(seq)
         next_seq, next_at = jnp.where(done, seq + 1, seq), jnp.where(done, 0, at + 1)
-        start(next_seq, next_at, 1 - slot)
-        for_each_copy(seq, at, slot, lambda copy: copy.wait())
+        # Into the buffer of the step before, which the last turn has read. The next step may be the first one of the
+        # next sequence: the pipeline does not drain in between.
+        pages.start(next_seq, next_at, 1 - slot)
+        pages.wait(seq, at, slot)
         keys = buffers[slot].reshape(step * page_size, width)
-        lane_seq, position = places[0, 0:1], places[0, 1:2]
-        last_seen = jnp.where(lane_seq == seq, position - at * step * page_size, -1)
-        softmax.add(
-            q_ref[...], keys, [last_seen], sm_scale
-        )  # a sequence's pages of a step are one stretch of positions
+        lane = LanePlaces.read(places)
+        # A sequence's pages are in order of position, so the keys of a step are one stretch, of which a lane sees the
+        # first rows. Lanes of other sequences see none, and with them stale rows are behind every lane's last.
+        last_seen = jnp.where(lane.seq == seq, lane.position - at * step * page_size, -1)
+        softmax.add(q_ref[...], keys, [last_seen], sm_scale)
         return next_seq, next_at, 1 - slot
 
-    begin = (first_seq[this], jnp.int32(0), jnp.int32(0))
-    start(*begin)
-    lax.while_loop(lambda carry: carry[0] < last_seq[this], one_step, begin)
+    begin = (scalars.first_seq[this], jnp.int32(0), jnp.int32(0))
+    pages.start(*begin)
+    lax.while_loop(lambda carry: carry[0] < scalars.last_seq[this], one_step, begin)
     out_ref[...] = softmax.output().astype(out_ref.dtype)

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 
 from dsa_verify.kernels.pallas import indexing
 from dsa_verify.kernels.pallas.indexing import Scorer
+from dsa_verify.kernels.pallas.layout import Ref, Scalar
 from dsa_verify.shapes import LANES, align
 
 
@@ -56,12 +57,12 @@ def index_page_topk(
     return indexing.best(scores, pl.cdiv(index_topk, call.tiling.page_size))[1]
 
 
-def _kernel(scorer: Scorer, out):
+def _kernel(scorer: Scorer, out: Ref) -> None:
     """Page maxima of one query block."""
     block, tiling = scorer.block(), scorer.tiling
     out[...] = jnp.full(out.shape, -jnp.inf, out.dtype)
 
-    def merge(first_page, rows, scores):
+    def merge(first_page: Scalar, rows: slice | pl.Slice, scores: jax.Array) -> None:
         lane = lax.rem(first_page, LANES)
         columns = pl.ds(pl.multiple_of(first_page - lane, LANES), LANES)
         out[rows, columns] = _raise(out[rows, columns], scores, lane, tiling.page_size)
@@ -69,7 +70,7 @@ def _kernel(scorer: Scorer, out):
     scorer.run(block, 0, block.steps * block.seqs, merge)
 
 
-def _raise(tile: jax.Array, scores: jax.Array, lane: jax.Array, page_size: int) -> jax.Array:
+def _raise(tile: jax.Array, scores: jax.Array, lane: Scalar, page_size: int) -> jax.Array:
     """Raise the lanes of a tile [rows, 128], from `lane` on, to the maxima of the pages that `scores` holds."""
     column = lax.broadcasted_iota(jnp.int32, tile.shape, 1)
     for page in range(scores.shape[1] // page_size):

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 
 from dsa_verify.kernels.pallas import indexing
 from dsa_verify.kernels.pallas.indexing import Scorer
+from dsa_verify.kernels.pallas.layout import Ref, Scalar
 
 
 def index_topk(
@@ -68,16 +69,16 @@ def scored_topk(
     return indexing.best(scores, index_topk)
 
 
-def _kernel(scorer: Scorer, out):
+def _kernel(scorer: Scorer, out: Ref) -> None:
     """Scores of one query block at the positions of one step."""
     block, step = scorer.block(), pl.program_id(1)
     out[...] = jnp.full(out.shape, -jnp.inf, out.dtype)
 
-    def merge(first_page, rows, scores):
+    def merge(first_page: Scalar, rows: slice | pl.Slice, scores: jax.Array) -> None:
         del first_page  # the window is the step's
         # The sequences of a block write one window; a row is above -inf in its own sequence only.
         out[rows, :] = jnp.maximum(out[rows, :], scores)
 
     @pl.when(step < block.steps)
-    def _():
+    def _() -> None:
         scorer.run(block, step * block.seqs, (step + 1) * block.seqs, merge)

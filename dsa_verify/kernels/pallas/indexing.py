@@ -15,7 +15,7 @@ one tile a sequence, and a prefill skips the tiles above the diagonal.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from dsa_verify.contract import SURFACES, check_call
 from dsa_verify.errors import ContractError
-from dsa_verify.kernels.pallas.layout import block_span, pad_to
+from dsa_verify.kernels.pallas.layout import Operand, Ref, Scalar, block_span, pad_to
 from dsa_verify.shapes import LANES, align
 
 QUERY_BLOCK = 128
@@ -59,12 +59,12 @@ class Tiling:
 class Work(NamedTuple):
     """Scalars in SMEM. The last three, i32[blocks], say which sequences a block holds and the steps of the longest."""
 
-    page_table: Any
-    kv_lens: Any
-    cu_q_lens: Any
-    first_seq: Any
-    seqs: Any
-    steps: Any
+    page_table: Operand
+    kv_lens: Operand
+    cu_q_lens: Operand
+    first_seq: Operand
+    seqs: Operand
+    steps: Operand
 
 
 class Call(NamedTuple):
@@ -108,7 +108,7 @@ def prepare(
     )
 
 
-def _whole_tiles(heads: int, dtype: Any) -> int:
+def _whole_tiles(heads: int, dtype: jnp.dtype) -> int:
     return align(heads, 32 // dtype.itemsize)
 
 
@@ -144,7 +144,7 @@ def _work(page_table: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, token
     return Work(page_table, kv_lens, cu_q_lens, first_seq, seqs, steps)
 
 
-def launch(kernel: Callable[["Scorer", Any], None], call: Call, width: int, windows: int, name: str) -> jax.Array:
+def launch(kernel: Callable[["Scorer", Ref], None], call: Call, width: int, windows: int, name: str) -> jax.Array:
     """Run `kernel(scorer, out)` for every query block and window of columns; f32[tokens, windows * width].
 
     `out` is the [query_block, width] block of the result. The last query block may overhang the tokens: Pallas
@@ -153,7 +153,7 @@ def launch(kernel: Callable[["Scorer", Any], None], call: Call, width: int, wind
     tiling, (tokens, heads), scalars = call.tiling, call.weights.shape, len(Work._fields)
     rows, dim = tiling.query_block, call.queries.shape[1]
 
-    def body(*refs):
+    def body(*refs: Ref) -> None:
         queries, weights, cache, out, keys, sems = refs[scalars:]
         kernel(Scorer(Work(*refs[:scalars]), queries, weights, cache, keys, sems, tiling), out)
 
@@ -183,21 +183,25 @@ def launch(kernel: Callable[["Scorer", Any], None], call: Call, width: int, wind
 class Block(NamedTuple):
     """The scalars of one query block, read once a program."""
 
-    row: Any  # its first token
-    first_seq: Any
-    seqs: Any
-    steps: Any
+    row: Scalar  # its first token
+    first_seq: Scalar
+    seqs: Scalar
+    steps: Scalar
 
 
 class Item(NamedTuple):
     """One step of one sequence for one query block."""
 
-    seq: Any
-    first_page: Any  # of the step
-    pages: Any  # to fetch: those with a causal token of the block; 0 when there is nothing to do
-    first_row: Any  # rows of the sequence, counted from the block's first
-    end_row: Any
-    shift: Any  # position of a row minus the row
+    seq: Scalar
+    first_page: Scalar  # of the step
+    pages: Scalar  # to fetch: those with a causal token of the block; 0 when there is nothing to do
+    first_row: Scalar  # rows of the sequence, counted from the block's first
+    end_row: Scalar
+    shift: Scalar  # position of a row minus the row
+
+
+Consume = Callable[[Scalar, slice | pl.Slice, jax.Array], None]
+"""Takes a step's first page, rows of the block, and their scores at the step's positions, f32[rows, step_tokens]."""
 
 
 @dataclass(frozen=True)
@@ -209,18 +213,18 @@ class Scorer:
     """
 
     work: Work
-    queries: Any
-    weights: Any
-    cache: Any
-    keys: Any
-    sems: Any
+    queries: Ref
+    weights: Ref
+    cache: Ref
+    keys: Ref
+    sems: Ref
     tiling: Tiling
 
     def block(self) -> Block:
         index, work = pl.program_id(0), self.work
         return Block(index * self.tiling.query_block, work.first_seq[index], work.seqs[index], work.steps[index])
 
-    def run(self, block: Block, begin: Any, end: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
+    def run(self, block: Block, begin: Scalar, end: Scalar, consume: Consume) -> None:
         """Score items [begin, end) of a block: `consume(first_page, rows, scores)` for every tile that they reach.
 
         `scores` f32[TILE, step_tokens] are those of `rows`, a slice of the block, at the step's positions; -inf
@@ -229,18 +233,19 @@ class Scorer:
         """
 
         @pl.loop(0, jnp.where(begin == 0, BUFFERS - 1, 0))
-        def _(index):
+        def _(index: jax.Array) -> None:
             self._start(self._item(block, index), index)
 
         @pl.loop(begin, end)
-        def _(index):
+        def _(index: jax.Array) -> None:
             ahead = index + BUFFERS - 1
+            # Into the buffer of item `index - 1`, which the last turn has scored.
             self._start(self._item(block, ahead), lax.rem(ahead, BUFFERS))
             item, buffer = self._item(block, index), lax.rem(index, BUFFERS)
             self._wait(item, buffer)
             self._tiles(item, buffer, consume)
 
-    def _item(self, block: Block, index: Any) -> Item:
+    def _item(self, block: Block, index: Scalar) -> Item:
         """Item `index` of a block; an empty one beyond the last, so that fetching ahead needs no special case."""
         tiling, seqs = self.tiling, jnp.maximum(block.seqs, 1)
         step, seq = lax.div(index, seqs), block.first_seq + lax.rem(index, seqs)
@@ -253,29 +258,29 @@ class Scorer:
         pages = jnp.where(first_row < end_row, jnp.clip(causal, 0, tiling.pages_per_step), 0)
         return Item(seq, first_page, pages, first_row, end_row, shift)
 
-    def _start(self, item: Item, buffer: Any) -> None:
+    def _start(self, item: Item, buffer: Scalar) -> None:
         @pl.loop(0, item.pages)
-        def _(n):
+        def _(n: jax.Array) -> None:
             page = self.work.page_table[item.seq, item.first_page + n]
             pltpu.make_async_copy(self.cache.at[page], self.keys.at[buffer, n], self.sems.at[buffer]).start()
 
-    def _wait(self, item: Item, buffer: Any) -> None:
+    def _wait(self, item: Item, buffer: Scalar) -> None:
         @pl.loop(0, item.pages)
-        def _(n):
+        def _(n: jax.Array) -> None:
             # A wait counts bytes: page 0 stands for the page that was fetched, whose id need not be read again.
             pltpu.make_async_copy(self.cache.at[0], self.keys.at[buffer, n], self.sems.at[buffer]).wait()
 
-    def _tiles(self, item: Item, buffer: Any, consume: Callable[[Any, Any, jax.Array], None]) -> None:
+    def _tiles(self, item: Item, buffer: Scalar, consume: Consume) -> None:
         first_key = item.first_page * self.tiling.page_size
         first_row = jnp.maximum(item.first_row, first_key - item.shift)  # earlier ones see none of these keys
 
         @pl.loop(lax.div(first_row, TILE), pl.cdiv(item.end_row, TILE))
-        def _(index):
+        def _(index: jax.Array) -> None:
             row = pl.multiple_of(index * TILE, TILE)
             scores = self._score(row, buffer)
             consume(item.first_page, pl.ds(row, TILE), masked(scores, row, item, first_key))
 
-    def _score(self, row: Any, buffer: Any) -> jax.Array:
+    def _score(self, row: jax.Array, buffer: Scalar) -> jax.Array:
         """`sum_h w_h * relu(q_h . k)` of a tile of queries and every key of a buffer, f32[TILE, step_tokens]."""
         heads, keys = self.tiling.heads, self.tiling.step_tokens
         first = pl.multiple_of(row * heads, TILE * heads)
@@ -291,7 +296,7 @@ class Scorer:
         return jnp.sum(jnp.maximum(products, 0.0).reshape(TILE, heads, keys) * weights, axis=1)
 
 
-def masked(scores: jax.Array, first_row: Any, item: Item, first_key: Any) -> jax.Array:
+def masked(scores: jax.Array, first_row: Scalar, item: Item, first_key: Scalar) -> jax.Array:
     """Keep the scores of the item's own rows at positions they may see; -inf elsewhere."""
     row = first_row + lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0)
     mine = (row >= item.first_row) & (row < item.end_row)

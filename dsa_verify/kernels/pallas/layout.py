@@ -5,12 +5,34 @@ may therefore span several sequences, which the kernels mask; in return queries 
 ordinary pipelined BlockSpecs and every output row, padding included, is written.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from dsa_verify.shapes import LANES, align
+
+Ref = jax.Ref
+"""Memory that a kernel is given: read and written by index, `ref.at[...]` is an address for a copy."""
+
+Operand = jax.Array | Ref
+"""What a `pallas_call` is given and its kernel gets: an array outside, the memory that holds it inside."""
+
+Scalar = int | jax.Array
+"""A whole number inside a kernel: known when the kernel is traced, or only when it runs."""
+
+
+class Copy(Protocol):
+    """A DMA, as `pltpu.make_async_copy` describes it.
+
+    Its semaphore counts the bytes that have arrived. `wait` blocks until those of this copy are there and takes them
+    off the count, so every copy that was started must be waited for once, and no other.
+    """
+
+    def start(self) -> None: ...
+
+    def wait(self) -> None: ...
+
 
 NOBODY = -1
 """Sequence and slot of a padding token."""

@@ -14,14 +14,17 @@ Rows that no DMA filled, and slots past the end of a sequence, may hold NaN. Mas
 enough, since 0 * NaN is NaN; the value rows themselves are cleared.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dsa_verify.kernels.pallas.flash import contract, normalise, softmax_step
-from dsa_verify.kernels.pallas.layout import pad_to
+from dsa_verify.kernels.pallas.flash import Softmax, contract, normalise, softmax_step
+from dsa_verify.kernels.pallas.layout import Copy, Ref, Scalar, pad_to
 from dsa_verify.shapes import align
 
 KEYS_PER_STEP = 512
@@ -30,6 +33,63 @@ KEYS_PER_STEP = 512
 SUBLANES = 16
 UNREACHABLE = jnp.iinfo(jnp.int32).max
 """Position of keys that must not be seen: behind every query."""
+
+
+@dataclass(frozen=True)
+class QueryPages:
+    """The pages of one query and its position, one row of scalars in SMEM, i32[1, 1, 2 * entries + 1]:
+
+        | page in the pool, `entries` of them | page in the sequence, `entries` of them | position |
+
+    A page of -1 in the pool is skipped: not selected, or there to fill whole steps.
+    """
+
+    row: Ref
+    entries: int
+
+    @staticmethod
+    def pack(physical: jax.Array, logical: jax.Array, positions: jax.Array, entries: int) -> jax.Array:
+        """The rows of all queries, i32[tokens, 1, 2 * entries + 1], of i32[tokens, k], the same and i32[tokens]."""
+        columns = [pad_to(physical, entries, 1, -1), pad_to(logical, entries, 1), positions[:, None]]
+        return jnp.concatenate(columns, axis=1)[:, None]
+
+    def physical(self, entry: Scalar) -> jax.Array:
+        return self.row[0, 0, entry]
+
+    def logical(self, entry: Scalar) -> jax.Array:
+        return self.row[0, 0, self.entries + entry]
+
+    def position(self) -> jax.Array:
+        return self.row[0, 0, 2 * self.entries]
+
+
+@dataclass(frozen=True)
+class PageBuffers:
+    """Two buffers that the steps of all queries take in turn: one is attended while the other one fills.
+
+    `sems` holds one DMA semaphore a buffer, which counts the bytes of that buffer's pages that have arrived.
+    """
+
+    cache: Ref  # HBM [pages, page_size, latent_width]
+    pages: Ref  # VMEM [2, pages_per_step, page_size, latent_width]
+    sems: Ref
+
+    def start(self, listed: QueryPages, at: Scalar, slot: Scalar) -> None:
+        """Start to fetch the pages of step `at` of a query."""
+        self._for_each_copy(listed, at, slot, lambda copy: copy.start())
+
+    def wait(self, listed: QueryPages, at: Scalar, slot: Scalar) -> None:
+        """Wait for all of them."""
+        self._for_each_copy(listed, at, slot, lambda copy: copy.wait())
+
+    def _for_each_copy(self, listed: QueryPages, at: Scalar, slot: Scalar, action: Callable[[Copy], None]) -> None:
+        # Start and wait come by here both, so that they agree on what is skipped: a wait for a copy that nobody started
+        # never ends. The place of a skipped page keeps an older page, or what memory held at first, NaN included.
+        step = self.pages.shape[1]
+        for i in range(step):
+            page = listed.physical(at * step + i)
+            copy = pltpu.make_async_copy(self.cache.at[page], self.pages.at[slot, i], self.sems.at[slot])
+            pl.when(page >= 0)(lambda copy=copy: action(copy))
 
 
 def query_attention(
@@ -58,10 +118,9 @@ def query_attention(
     page_size = cache.shape[1]
     step = _pages_per_step(page_size, physical.shape[1], pages_per_step)
     steps = pl.cdiv(physical.shape[1], step)
-    lists = jnp.concatenate(
-        [pad_to(physical, steps * step, 1, -1), pad_to(logical, steps * step, 1), positions[:, None]], axis=1
-    )[:, None]
+    lists = QueryPages.pack(physical, logical, positions, steps * step)
     q = pad_to(q, align(heads, SUBLANES), axis=1)
+    # A query's program also gets the row of the next query, whose first pages it starts to fetch.
     here = pl.BlockSpec((1, 1, lists.shape[2]), lambda t: (t, 0, 0), memory_space=pltpu.SMEM)
     after = pl.BlockSpec(
         (1, 1, lists.shape[2]), lambda t: (jnp.minimum(t + 1, tokens - 1), 0, 0), memory_space=pltpu.SMEM
@@ -81,6 +140,7 @@ def query_attention(
             pltpu.VMEM((2, step, page_size, width), cache.dtype),
             pltpu.SemaphoreType.DMA((2,)),
         ],
+        # In order and on one core: a query's first pages were started by the program before.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         name="dsa_query_attention",
     )(lists, lists, q, cache)
@@ -92,48 +152,35 @@ def _pages_per_step(page_size: int, listed: int, given: int | None) -> int:
 
 
 def _kernel(
-    lists, next_lists, q_ref, cache_hbm, out_ref, pages, sems, *, step: int, steps: int, rank: int, sm_scale: float
-):
+    row: Ref, next_row: Ref, q_ref: Ref, cache_hbm: Ref, out_ref: Ref, pages: Ref, sems: Ref, *,
+    step: int, steps: int, rank: int, sm_scale: float,
+) -> None:  # fmt: skip
     token, entries = pl.program_id(0), steps * step
     page_size, width = pages.shape[2:]
-    position = lists[0, 0, 2 * entries]
+    listed, next_listed = QueryPages(row, entries), QueryPages(next_row, entries)
+    position = listed.position()
+    buffers = PageBuffers(cache_hbm, pages, sems)
 
-    def for_each_copy(source, at, slot, action):
-        """Start or wait for the pages of one step; entries of -1 are not fetched."""
-        for i in range(step):
-            page = source[0, 0, at * step + i]
-            copy = pltpu.make_async_copy(cache_hbm.at[page], pages.at[slot, i], sems.at[slot])
-            pl.when(page >= 0)(lambda copy=copy: action(copy))
+    # Nobody came before the first query; every other one finds its first step under way.
+    pl.when(token == 0)(lambda: buffers.start(listed, 0, 0))
 
-    def start(source, at, slot):
-        for_each_copy(source, at, slot, lambda copy: copy.start())
-
-    pl.when(token == 0)(lambda: start(lists, 0, 0))
-
-    def key_positions(at, shape, axis):
-        """Position of every key of a step along one axis of `shape`; unreachable for skipped entries."""
-        row = lax.broadcasted_iota(jnp.int32, shape, axis)
-        found = jnp.full(shape, UNREACHABLE, jnp.int32)
-        for i in range(step):
-            entry = at * step + i
-            mine = (row >= i * page_size) & (row < (i + 1) * page_size) & (lists[0, 0, entry] >= 0)
-            first = lists[0, 0, entries + entry] * page_size
-            found = jnp.where(mine, first + row - i * page_size, found)
-        return found
-
-    def attend(at, carry):
+    def attend(at: jax.Array, carry: tuple[Softmax, jax.Array]) -> tuple[Softmax, jax.Array]:
         state, accumulated = carry
+        # Steps are counted through all queries, so the other buffer is the one of the step before, which the last turn
+        # has read: it may be overwritten from here on, while this step is waited for and attended.
         slot = lax.rem(token * steps + at, 2)
-        pl.when(at + 1 < steps)(lambda: start(lists, at + 1, 1 - slot))
+        pl.when(at + 1 < steps)(lambda: buffers.start(listed, at + 1, 1 - slot))
         last = (at + 1 == steps) & (token + 1 < pl.num_programs(0))
-        pl.when(last)(lambda: start(next_lists, 0, 1 - slot))
-        for_each_copy(lists, at, slot, lambda copy: copy.wait())
+        pl.when(last)(lambda: buffers.start(next_listed, 0, 1 - slot))
+        buffers.wait(listed, at, slot)
 
         keys = pages[slot].reshape(step * page_size, width)
         logits = contract(q_ref[0], keys, (1, 1)) * sm_scale
-        visible = key_positions(at, (1, step * page_size), 1) <= position
+        # Positions are made twice, along the lanes for the logits and along the sublanes for the values, since a vector
+        # does not change from one to the other for free.
+        visible = _key_positions(listed, at, (1, step * page_size), 1, step, page_size) <= position
         weights, shrink, state = softmax_step(jnp.where(visible, logits, -jnp.inf), state, key_axis=1)
-        clean = key_positions(at, (step * page_size, 1), 0) <= position
+        clean = _key_positions(listed, at, (step * page_size, 1), 0, step, page_size) <= position
         values = jnp.where(clean, keys[:, :rank], 0)
         return state, accumulated * shrink + contract(weights.astype(keys.dtype), values, (1, 0))
 
@@ -141,3 +188,18 @@ def _kernel(
     nothing = (jnp.full((heads, 1), -jnp.inf), jnp.zeros((heads, 1))), jnp.zeros((heads, rank))
     (_, total), accumulated = lax.fori_loop(0, steps, attend, nothing)
     out_ref[0] = normalise(accumulated, total).astype(out_ref.dtype)
+
+
+def _key_positions(
+    listed: QueryPages, at: Scalar, shape: tuple[int, int], axis: int, step: int, page_size: int
+) -> jax.Array:
+    """Position of every key of step `at` along one axis of `shape`; unreachable for skipped pages."""
+    row = lax.broadcasted_iota(jnp.int32, shape, axis)
+    found = jnp.full(shape, UNREACHABLE, jnp.int32)
+    # Page by page, since each of them stands elsewhere in the sequence; their first positions are scalars in SMEM.
+    for i in range(step):
+        entry = at * step + i
+        mine = (row >= i * page_size) & (row < (i + 1) * page_size) & (listed.physical(entry) >= 0)
+        first = listed.logical(entry) * page_size
+        found = jnp.where(mine, first + row - i * page_size, found)
+    return found

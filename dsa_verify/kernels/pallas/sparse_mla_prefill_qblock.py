@@ -10,6 +10,9 @@ Whether a query may see a page of the union is decided on chip: the entries that
 VMEM, one lane a query and head; a page compares its own entry with all of them. No mask is made in HBM.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -19,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from dsa_verify.contract import implements
 from dsa_verify.kernels.pallas.block_attention import KEYS_PER_STEP, Accumulator, flat_queries, per_lane
 from dsa_verify.kernels.pallas.cache_write import write_rows
-from dsa_verify.kernels.pallas.layout import latent_rows, pad_to
+from dsa_verify.kernels.pallas.layout import Copy, Ref, Scalar, latent_rows, pad_to
 from dsa_verify.shapes import align
 
 QUERY_BLOCK = 128
@@ -28,6 +31,70 @@ RING = 3
 
 NO_ENTRY = jnp.iinfo(jnp.int32).max
 """Fills lists of entries; sorts behind every real one."""
+
+
+@dataclass(frozen=True)
+class PageUnion:
+    """The union of the pages of one block, one row of scalars in SMEM, i32[1, 1, 2 * most + 1]:
+
+        | entry in the page table, `most` of them | page in the pool, `most` of them | count |
+
+    The first `count` entries are distinct and ascend; what stands behind them means nothing, and is never fetched.
+    """
+
+    row: Ref
+    most: int
+    step: int  # pages a step
+
+    @staticmethod
+    def pack(union: jax.Array, physical: jax.Array, most: int) -> jax.Array:
+        """The rows of all blocks, i32[blocks, 1, 2 * most + 1]; entries end where `NO_ENTRY` begins."""
+        count = jnp.sum(union != NO_ENTRY, axis=1, dtype=jnp.int32)
+        return jnp.concatenate([pad_to(union, most, 1), pad_to(physical, most, 1), count[:, None]], 1)[:, None]
+
+    def entry(self, at: Scalar, i: int) -> jax.Array:
+        """Entry i of step `at`."""
+        return self.row[0, 0, at * self.step + i]
+
+    def page(self, at: Scalar, i: int) -> jax.Array:
+        """The page of that entry."""
+        return self.row[0, 0, self.most + at * self.step + i]
+
+    def count(self) -> jax.Array:
+        return self.row[0, 0, 2 * self.most]
+
+
+@dataclass(frozen=True)
+class PageRing:
+    """`RING` buffers that the steps of a block take in turn: one is attended while the others fill.
+
+    `sems` holds one DMA semaphore a buffer, which counts the bytes of that buffer's pages that have arrived.
+    """
+
+    union: PageUnion
+    count: jax.Array  # of the union, read once
+    cache: Ref  # HBM [pages, page_size, latent_width]
+    buffers: Ref  # VMEM [RING, pages_per_step, page_size, latent_width]
+    sems: Ref
+
+    def start(self, at: Scalar) -> None:
+        """Start to fetch the pages of step `at`, of which there are none behind the last."""
+        self._for_each_copy(at, lambda copy: copy.start())
+
+    def wait(self, at: Scalar) -> None:
+        """Wait for all of them."""
+        self._for_each_copy(at, lambda copy: copy.wait())
+
+    def _for_each_copy(self, at: Scalar, action: Callable[[Copy], None]) -> None:
+        # Start and wait come by here both, so that they agree on where the union ends: a wait for a copy that nobody
+        # started never ends. Places behind the end keep older pages, or what memory held at first, NaN included.
+        slot, step = lax.rem(at, RING), self.union.step
+        for i in range(step):
+
+            @pl.when(at * step + i < self.count)
+            def _(i: int = i) -> None:
+                page = self.cache.at[self.union.page(at, i)]
+                action(pltpu.make_async_copy(page, self.buffers.at[slot, i], self.sems.at[slot]))
 
 
 @implements("sparse_mla_prefill_qblock")
@@ -89,12 +156,14 @@ def _union(entries: jax.Array, blocks: int, table_size: int) -> jax.Array:
     return jnp.sort(jnp.where(repeated, NO_ENTRY, ordered), axis=1)[:, :table_size]
 
 
-def _attend(q, cache, union, physical, entries, positions, *, rank, sm_scale, pages_per_seq, step):
+def _attend(
+    q: jax.Array, cache: jax.Array, union: jax.Array, physical: jax.Array, entries: jax.Array, positions: jax.Array, *,
+    rank: int, sm_scale: float, pages_per_seq: int, step: int,
+) -> list[jax.Array]:  # fmt: skip
     blocks, k, lanes = entries.shape
     _, page_size, width = cache.shape
     most = align(union.shape[1], step)
-    count = jnp.sum(union != NO_ENTRY, axis=1, dtype=jnp.int32)
-    lists = jnp.concatenate([pad_to(union, most, 1), pad_to(physical, most, 1), count[:, None]], 1)[:, None]
+    lists = PageUnion.pack(union, physical, most)
     return pl.pallas_call(
         lambda *refs: _kernel(*refs, sm_scale=sm_scale, pages_per_seq=pages_per_seq, step=step, most=most),
         grid=(blocks,),
@@ -120,43 +189,37 @@ def _attend(q, cache, union, physical, entries, positions, *, rank, sm_scale, pa
 
 
 def _kernel(
-    lists, entries, positions, q_ref, cache_hbm, out_ref, lse_ref, ring, sems, *accumulator,
-    sm_scale: float, pages_per_seq: int, step: int, most: int,
-):  # fmt: skip
+    row: Ref, entries: Ref, positions: Ref, q_ref: Ref, cache_hbm: Ref, out_ref: Ref, lse_ref: Ref,
+    ring: Ref, sems: Ref, *accumulator: Ref, sm_scale: float, pages_per_seq: int, step: int, most: int,
+) -> None:  # fmt: skip
     page_size, width = ring.shape[2:]
-    count = lists[0, 0, 2 * most]
+    union = PageUnion(row, most, step)
+    count = union.count()
+    pages = PageRing(union, count, cache_hbm, ring, sems)
     softmax = Accumulator(*accumulator)
-    softmax.clear()
+    softmax.clear()  # it still holds the block before
 
-    def for_each_copy(at, action):
-        slot = lax.rem(at, RING)
-        for i in range(step):
-
-            @pl.when(at * step + i < count)
-            def _(i=i):
-                page = lists[0, 0, most + at * step + i]
-                action(pltpu.make_async_copy(cache_hbm.at[page], ring.at[slot, i], sems.at[slot]))
-
-    def start(at):
-        for_each_copy(at, lambda copy: copy.start())
-
-    def last_seen(at, i):
+    def last_seen(at: jax.Array, i: int) -> jax.Array:
         """The last row of page i of a step that each lane sees; -1 where it did not select the page."""
-        entry = lists[0, 0, at * step + i]
+        entry = union.entry(at, i)
+        # As int32, because Pallas lowers no maximum of a vector of bits.
         selected = jnp.max((entries[0] == entry).astype(jnp.int32), axis=0, keepdims=True)
         first = lax.rem(entry, pages_per_seq) * page_size
+        # Behind the count, `entry` is padding, which lanes hold too, or is of the row's next list.
         listed = (selected > 0) & (at * step + i < count)
         return jnp.where(listed, positions[0] - first, -1)
 
     for ahead in range(RING - 1):
-        start(ahead)
+        pages.start(ahead)
 
     @pl.loop(0, pl.cdiv(count, step))
-    def _(at):
-        start(at + RING - 1)
-        for_each_copy(at, lambda copy: copy.wait())
+    def _(at: jax.Array) -> None:
+        # Into the buffer of step `at - 1`, which the last turn has read.
+        pages.start(at + RING - 1)
+        pages.wait(at)
         keys = ring[lax.rem(at, RING)].reshape(step * page_size, width)
         softmax.add(q_ref[...], keys, [last_seen(at, i) for i in range(step)], sm_scale)
 
+    # No copy is left on its way: those of the steps behind the last, which the loop started too, are none.
     out_ref[...] = softmax.output().astype(out_ref.dtype)
     lse_ref[0] = softmax.lse()
