@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dsa_verify.errors import NotSimulated
 from dsa_verify.runtime import refs
-from dsa_verify.runtime.regions import Region, outside, pretty, touched
+from dsa_verify.runtime.regions import Index, Region, outside, pretty, touched
 
-Step = tuple[str, Any]  # one transform of a ref: ("index", indices), ("reshape", shape), ("bitcast", dtype), ...
+Step = (
+    tuple[Literal["index"], tuple[Index, ...]]
+    | tuple[Literal["reshape"], tuple[int, ...]]
+    | tuple[Literal["transpose"], tuple[int, ...]]
+    | tuple[Literal["bitcast"], np.dtype]
+)
+"""One transform of a ref: its kind, and the indices, shape, permutation or dtype."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Root:
     space: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    call: Callable[..., Any]
+    call: Callable[..., np.ndarray | None]
 
     def check(self, region: Region) -> None:
         """Raises IndexError where `region` leaves the buffer; the interpreter lets negative starts of reads through."""
@@ -39,22 +46,25 @@ class Root:
 
     def read(self, box: refs.Box) -> np.ndarray:
         self.check(refs.region(box))
-        return self.call("get", box)
+        return cast(np.ndarray, self.call("get", box))
 
     def write(self, box: refs.Box, value: np.ndarray) -> np.ndarray | None:
         self.check(refs.region(box))
         return self.call(self.operation, box, *((value, None) if self.operation == "swap" else (value,)))
 
 
-def perform(root: Root, steps: Sequence[Step], value: Any = None, mask: Any = None) -> np.ndarray | None:
+def perform(
+    root: Root, steps: Sequence[Step], value: ArrayLike | None = None, mask: ArrayLike | None = None
+) -> np.ndarray | None:
     """Reads or writes what `steps` select of `root`; returns what was read, if anything.
 
     Raises:
         IndexError: the access leaves the buffer or a view of it ("Out-of-bounds ...").
         NotSimulated: a strided or masked access under a reshape, bitcast or transpose.
     """
-    if all(kind == "index" for kind, _ in steps):
-        return _directly(root, [indices for _, indices in steps], value, mask)
+    indexers = [step[1] for step in steps if step[0] == "index"]
+    if len(indexers) == len(steps):
+        return _directly(root, indexers, value, mask)
     if mask is not None:
         raise NotSimulated("a masked access of a reshaped, bitcast or transposed ref cannot be simulated")
     view: refs.View = root
@@ -67,7 +77,9 @@ def perform(root: Root, steps: Sequence[Step], value: Any = None, mask: Any = No
     return view.write(refs.whole(view), np.asarray(value))
 
 
-def _directly(root: Root, indexers: list[tuple], value: Any, mask: Any) -> np.ndarray | None:
+def _directly(
+    root: Root, indexers: list[tuple[Index, ...]], value: ArrayLike | None, mask: ArrayLike | None
+) -> np.ndarray | None:
     region = touched(indexers, root.shape)
     if not all(region):  # nothing is touched, wherever it is; the interpreter would refuse an empty slice at the end
         return np.empty([index[1] for index in indexers[-1] if not isinstance(index, int)], root.dtype)
@@ -77,6 +89,12 @@ def _directly(root: Root, indexers: list[tuple], value: Any, mask: Any) -> np.nd
 
 
 def _seen_through(parent: refs.View, step: Step) -> refs.View:
-    kind, how = step
-    views = {"index": refs.Indexed, "reshape": refs.Reshaped, "bitcast": refs.Bitcast, "transpose": refs.Transposed}
-    return views[kind](parent, how)
+    match step:
+        case "index", indices:
+            return refs.Indexed(parent, indices)
+        case "reshape", shape:
+            return refs.Reshaped(parent, shape)
+        case "transpose", permutation:
+            return refs.Transposed(parent, permutation)
+        case "bitcast", dtype:
+            return refs.Bitcast(parent, dtype)

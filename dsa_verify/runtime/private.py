@@ -138,7 +138,9 @@ def _access(name: str) -> Callable:
     original = _originals()[name]
 
     @functools.wraps(original)
-    def access(token, device, core, space, buffer, transforms, *rest, **named):
+    def access(
+        token: Any, device: Any, core: Any, space: Any, buffer: Any, transforms: Any, *rest: Any, **named: Any
+    ) -> Any:
         try:
             if "input_name" in named or "output_name" in named:  # a block: the interpreter's own errors name it
                 result = original(token, device, core, space, buffer, transforms, *rest, **named)
@@ -297,7 +299,7 @@ def _callback() -> Callable:
     parts = internals()
     original, interpreter = parts["callback"].io_callback_impl, parts["interpreter"].__name__
 
-    def io_callback_impl(*args, callback, **named):
+    def io_callback_impl(*args: Any, callback: Any, **named: Any) -> Any:
         function = getattr(callback.callback_func, "func", callback.callback_func)  # some are partials
         if function.__module__ != interpreter:
             return original(*args, callback=callback, **named)

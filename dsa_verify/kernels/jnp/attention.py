@@ -141,7 +141,10 @@ def _in_pages(pages: jax.Array, kv: int, page_size: int) -> jax.Array:
     return jnp.any(pages[:, :, None] == of_position, axis=1)
 
 
-def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, chosen, sm_scale) -> tuple[jax.Array, jax.Array]:
+def _attend(
+    ql_nope: jax.Array, q_pe: jax.Array, cache: jax.Array, page_table: jax.Array, placement: Placement,
+    chosen: jax.Array | None, sm_scale: float,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Softmax attention of each token over the `chosen` of its sequence's rows, bool[tokens, kv]; None for all."""
     visible = jnp.arange(page_table.shape[1] * cache.shape[1]) <= placement.position[:, None]
     if chosen is not None:
@@ -151,7 +154,9 @@ def _attend(ql_nope, q_pe, cache, page_table, placement: Placement, chosen, sm_s
     return out, lse
 
 
-def _attend_rows(rows, own, ql_nope, q_pe, visible, *, sm_scale) -> tuple[jax.Array, jax.Array]:
+def _attend_rows(
+    rows: jax.Array, own: jax.Array, ql_nope: jax.Array, q_pe: jax.Array, visible: jax.Array, *, sm_scale: float
+) -> tuple[jax.Array, jax.Array]:
     """Attention of tokens over the cached rows [kv, width] of their sequence; `visible` is bool[tokens, kv].
 
     Computed in float32 from the inputs as they are; weights are not rounded.

@@ -78,7 +78,14 @@ def indexer(
     return chosen, scores, written
 
 
-def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table) -> jax.Array:
+def _scores(
+    index_q: jax.Array,
+    index_weights: jax.Array,
+    index_cache: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+) -> jax.Array:
     """f32[tokens, pages_per_seq * page_size]: sum_h w_h * relu(q_h . k), -inf where not causal."""
     placement = place(kv_lens, cu_q_lens, index_q.shape[0])
     (scores,) = over_sequences(_score_keys, index_cache, page_table, placement.seq, index_q, index_weights)
@@ -86,7 +93,7 @@ def _scores(index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table)
     return jnp.where(causal, scores, -jnp.inf)
 
 
-def _score_keys(keys, own, index_q, index_weights) -> tuple[jax.Array]:
+def _score_keys(keys: jax.Array, own: jax.Array, index_q: jax.Array, index_weights: jax.Array) -> tuple[jax.Array]:
     del own  # every score stands alone
     dots = jnp.einsum(
         "thd,kd->thk", index_q, keys, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32

@@ -58,7 +58,7 @@ def over_sequences(
         own = jnp.ones((seqs, 1), bool)
         return tuple(x[:, 0] for x in jax.vmap(look)(rows, own, *(x[:, None] for x in by_token)))
 
-    def one_sequence(results, number):
+    def one_sequence(results: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         own = seq == number
         found = look(gather_rows(cache, page_table, number[None])[0], own, *by_token)
         chosen = [jnp.expand_dims(own, tuple(range(1, x.ndim))) for x in found]

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
 
 from dsa_verify import __version__
 from dsa_verify.contract import SURFACES, Kernel, Promise, Provider
 from dsa_verify.shapes import LANES
+
+if TYPE_CHECKING:
+    import jax
 
 STEP = {"pages_per_step": 2}
 BLOCK = {"query_block": 8}
@@ -49,11 +53,11 @@ def serving() -> Provider:
     return Provider("builtin", __version__, kernels, helpers={"write_rows": pallas.write_rows})
 
 
-def _smallest_steps(kernel: Callable) -> Callable:
+def _smallest_steps(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """An indexer kernel with steps of one lane tile of keys, the fewest that it takes."""
 
     @wraps(kernel)
-    def tiled(*, index_cache, **rest):
+    def tiled(*, index_cache: "jax.Array", **rest: Any) -> Any:
         step = max(1, LANES // index_cache.shape[1])
         return kernel(index_cache=index_cache, pages_per_step=step, **INDEX_BLOCK, **rest)
 

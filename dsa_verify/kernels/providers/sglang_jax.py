@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ def _find_checkout() -> None:
             return
 
 
-def _notes(topk: Any, prefill: Any) -> str:
+def _notes(topk: ModuleType, prefill: ModuleType) -> str:
     """What a reader of results must know about which of their paths ran."""
     notes = []
     if not hasattr(topk, "streamindex_page_topk"):
@@ -106,8 +107,8 @@ def _notes(topk: Any, prefill: Any) -> str:
 
 
 def _index_topk(
-    streamindex_topk: Callable[..., Any], *, index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table,
-    index_topk: int,
+    streamindex_topk: Callable[..., Any], *, index_q: jax.Array, index_weights: jax.Array, index_cache: jax.Array,
+    kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, index_topk: int,
 ) -> jax.Array:  # fmt: skip
     indexer = (index_q, index_weights, layout.pack_cache(index_cache))
     counts = layout.distribution(kv_lens, cu_q_lens, decodes_first=False)
@@ -121,7 +122,7 @@ def _index_topk(
     )
 
 
-def _index_page_topk_kernel(topk: Any, reference: Any) -> Kernel:
+def _index_page_topk_kernel(topk: ModuleType, reference: ModuleType) -> Kernel:
     """Their page kernel where the checkout has one, else the jnp function that they serve with without it."""
     if hasattr(topk, "streamindex_page_topk"):
         return Kernel(partial(_page_topk_pallas, topk.streamindex_page_topk), limits=layout.padding_between)
@@ -129,8 +130,8 @@ def _index_page_topk_kernel(topk: Any, reference: Any) -> Kernel:
 
 
 def _page_topk_pallas(
-    streamindex_page_topk: Callable[..., Any], *, index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table,
-    index_topk: int,
+    streamindex_page_topk: Callable[..., Any], *, index_q: jax.Array, index_weights: jax.Array, index_cache: jax.Array,
+    kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, index_topk: int,
 ) -> jax.Array:  # fmt: skip
     indexer = (index_q, index_weights, layout.pack_cache(index_cache))
     counts = layout.distribution(kv_lens, cu_q_lens, decodes_first=False)
@@ -143,8 +144,8 @@ def _page_topk_pallas(
 
 
 def _page_topk_reference(
-    streamindex_page_topk_ref: Callable[..., Any], *, index_q, index_weights, index_cache, kv_lens, cu_q_lens,
-    page_table, index_topk: int,
+    streamindex_page_topk_ref: Callable[..., Any], *, index_q: jax.Array, index_weights: jax.Array,
+    index_cache: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, index_topk: int,
 ) -> jax.Array:  # fmt: skip
     page_size = index_cache.shape[1]
     metadata = layout.packed_metadata(page_table, kv_lens, cu_q_lens, page_size)
@@ -158,8 +159,8 @@ def _page_topk_reference(
 
 
 def _dense_mla(
-    mla: Callable[..., Any], *, ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, kv_lens, cu_q_lens, page_table,
-    sm_scale: float,
+    mla: Callable[..., Any], *, ql_nope: jax.Array, q_pe: jax.Array, new_c_kv: jax.Array, new_k_pe: jax.Array,
+    cache_kv: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     step = (ql_nope, q_pe, new_c_kv, new_k_pe, layout.pack_cache(cache_kv))
     metadata = layout.packed_metadata(page_table, kv_lens, cu_q_lens, cache_kv.shape[1])
@@ -168,8 +169,8 @@ def _dense_mla(
 
 
 def _sparse_mla_decode(
-    page_level: Callable[..., Any], *, ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, topk_pages, kv_lens, page_table,
-    sm_scale: float,
+    page_level: Callable[..., Any], *, ql_nope: jax.Array, q_pe: jax.Array, new_c_kv: jax.Array, new_k_pe: jax.Array,
+    cache_kv: jax.Array, topk_pages: jax.Array, kv_lens: jax.Array, page_table: jax.Array, sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     tokens, page_size = ql_nope.shape[0], cache_kv.shape[1]
     step = (ql_nope, q_pe, new_c_kv, new_k_pe, layout.pack_cache(cache_kv))
@@ -188,7 +189,7 @@ def _sparse_mla_decode(
     return out, layout.unpack_cache(cache)
 
 
-def _prefill_kernel(prefill: Any) -> Kernel:
+def _prefill_kernel(prefill: ModuleType) -> Kernel:
     """The ragged per-query kernel where the checkout has it, else the one for a single prompt from position 0."""
     if hasattr(prefill, "prefill_write_and_attend_ragged"):
         return Kernel(partial(_ragged, prefill.prefill_write_and_attend_ragged), PREFILL_PROMISE, _unpadded_rows)
@@ -213,8 +214,9 @@ def _single_shot_limits(batch: Batch) -> str | None:
 
 
 def _single_shot(
-    write_and_attend: Callable[..., Any], *, ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, topk_pages, positions,
-    out_cache_loc, cu_q_lens, page_table, sm_scale: float,
+    write_and_attend: Callable[..., Any], *, ql_nope: jax.Array, q_pe: jax.Array, new_c_kv: jax.Array,
+    new_k_pe: jax.Array, cache_kv: jax.Array, topk_pages: jax.Array, positions: jax.Array, out_cache_loc: jax.Array,
+    cu_q_lens: jax.Array, page_table: jax.Array, sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     del cu_q_lens, page_table  # it finds the pages of its one sequence in out_cache_loc
     step = (ql_nope, q_pe, new_c_kv, new_k_pe, layout.pack_cache(cache_kv), topk_pages, positions, out_cache_loc)
@@ -224,8 +226,9 @@ def _single_shot(
 
 
 def _ragged(
-    write_and_attend: Callable[..., Any], *, ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, topk_pages, positions,
-    out_cache_loc, cu_q_lens, page_table, sm_scale: float, **options: Any,
+    write_and_attend: Callable[..., Any], *, ql_nope: jax.Array, q_pe: jax.Array, new_c_kv: jax.Array,
+    new_k_pe: jax.Array, cache_kv: jax.Array, topk_pages: jax.Array, positions: jax.Array, out_cache_loc: jax.Array,
+    cu_q_lens: jax.Array, page_table: jax.Array, sm_scale: float, **options: Any,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     page_size = cache_kv.shape[1]
     kv_lens = layout.kv_lens_of(positions, cu_q_lens)
@@ -267,13 +270,19 @@ def _cache_write_kernel() -> Kernel | str:
         return f"this checkout writes caches in its attention backend, which cannot be imported here: {error}"
 
 
-def _write_back(paged_write_back: Callable[..., Any], *, new_c_kv, new_k_pe, cache_kv, out_cache_loc) -> jax.Array:
+def _write_back(
+    paged_write_back: Callable[..., Any], *, new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array,
+    out_cache_loc: jax.Array,
+) -> jax.Array:  # fmt: skip
     rows = layout.latent_rows(new_c_kv, new_k_pe, cache_kv.dtype)
     page_size = cache_kv.shape[1]
     return layout.unpack_cache(paged_write_back(layout.pack_cache(cache_kv), rows, out_cache_loc, page_size=page_size))
 
 
-def _scatter(scatter_paged: Callable[..., Any], *, new_c_kv, new_k_pe, cache_kv, out_cache_loc) -> jax.Array:
+def _scatter(
+    scatter_paged: Callable[..., Any], *, new_c_kv: jax.Array, new_k_pe: jax.Array, cache_kv: jax.Array,
+    out_cache_loc: jax.Array,
+) -> jax.Array:  # fmt: skip
     """Every token as a sequence of its own whose only page is the one it lands in."""
     page_size, one_each = cache_kv.shape[1], jnp.arange(len(out_cache_loc) + 1, dtype=jnp.int32)
     rows = layout.latent_rows(new_c_kv, new_k_pe, cache_kv.dtype)

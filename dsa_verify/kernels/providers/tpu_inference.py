@@ -127,7 +127,7 @@ def _belongs(name: str) -> bool:
     return name == PACKAGE or name.startswith(f"{PACKAGE}.")
 
 
-def _provide_reciprocal(dense: Any) -> None:
+def _provide_reciprocal(dense: ModuleType) -> None:
     """Give the kernel `pltpu.reciprocal` where JAX has it as `pl.reciprocal` only, as 0.10 does.
 
     The kernel's own `pltpu` becomes a copy that has it; JAX's module stays as it is.
@@ -138,12 +138,12 @@ def _provide_reciprocal(dense: Any) -> None:
 
     extended = ModuleType(dense.pltpu.__name__)
     extended.__dict__.update(vars(dense.pltpu), reciprocal=pl.reciprocal)
-    dense.pltpu = extended
+    dense.__dict__["pltpu"] = extended
 
 
 def _dense_mla(
-    mla: Callable[..., Any], *, ql_nope, q_pe, new_c_kv, new_k_pe, cache_kv, kv_lens, cu_q_lens, page_table,
-    sm_scale: float,
+    mla: Callable[..., Any], *, ql_nope: jax.Array, q_pe: jax.Array, new_c_kv: jax.Array, new_k_pe: jax.Array,
+    cache_kv: jax.Array, kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, sm_scale: float,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     out, cache = mla(
         ql_nope.transpose(1, 0, 2),  # heads first, as their projection emits it, and so is the output
@@ -162,8 +162,8 @@ def _dense_mla(
 
 
 def _index_topk(
-    streamindex_topk: Callable[..., Any], *, index_q, index_weights, index_cache, kv_lens, cu_q_lens, page_table,
-    index_topk: int,
+    streamindex_topk: Callable[..., Any], *, index_q: jax.Array, index_weights: jax.Array, index_cache: jax.Array,
+    kv_lens: jax.Array, cu_q_lens: jax.Array, page_table: jax.Array, index_topk: int,
 ) -> jax.Array:  # fmt: skip
     return streamindex_topk(
         index_q,
