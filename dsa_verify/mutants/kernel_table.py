@@ -369,8 +369,10 @@ TABLE: tuple[KernelMutant, ...] = (
                  KernelWrapper(adapters.real_counted_from_first), "padding-sequences-between-p16-f32", "parity"),
     KernelMutant(
         "pages-of-a-sequence-without-queries", "traffic", *_DENSE,
-        SourceEdit("dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, self.buffers.shape[2]), 0)",
-             "pl.cdiv(visible, self.buffers.shape[2])"),
+        SourceEdit(
+            "dense_mla", "jnp.where(cu_q_lens[seq] < cu_q_lens[seq + 1], pl.cdiv(visible, self.buffers.shape[2]), 0)",
+            "pl.cdiv(visible, self.buffers.shape[2])",
+        ),
         "several-zero-length-p16-f32", "traffic",
     ),
     KernelMutant(
