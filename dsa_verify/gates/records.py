@@ -1,9 +1,12 @@
 """What crosses the gate's files: a question, an arm's answer to it, and the paired scores of a task."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from dsa_verify.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,27 @@ class TaskScores:
     def difference(self) -> np.ndarray:
         """f64[documents]: sparse minus dense, NaN where either is missing."""
         return self.sparse - self.dense
+
+    def only(self, kept: np.ndarray) -> "TaskScores":
+        """Of the documents in bool[documents] alone."""
+        arrays = (self.dense[kept], self.sparse[kept], self.cluster[kept], self.active[kept])
+        return TaskScores(self.task, self.group, *arrays)
+
+
+def demand_sound(scores: Sequence[TaskScores]) -> None:
+    """Raises `ConfigError` for a task that occurs twice, for arrays of unequal length, for scores outside [0, 1]."""
+    names = [one.task for one in scores]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"task {twice[0]} is scored twice; give each task once, with all its documents.")
+    for one in scores:
+        lengths = {len(array) for array in (one.dense, one.sparse, one.cluster, one.active)}
+        if len(lengths) > 1:
+            raise ConfigError(f"task {one.task} has arrays of {sorted(lengths)} documents; give one entry a document.")
+        both = np.concatenate([one.dense, one.sparse])
+        wrong = both[np.isinf(both) | (both < 0) | (both > 1)]
+        if len(wrong):
+            raise ConfigError(f"task {one.task} has a score of {wrong[0]}, expected 0 to 1 or NaN; check its scorer.")
 
 
 def sha(text: str) -> str:

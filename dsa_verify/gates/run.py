@@ -9,9 +9,9 @@ import numpy as np
 
 from dsa_verify.gates.arms import comparable
 from dsa_verify.gates.arms.arm import Arm
-from dsa_verify.gates.decision import Decision, decide
+from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, Decision, decide, verdict_so_far
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
-from dsa_verify.gates.statistics.rule import FAIL, INCONCLUSIVE, INVALID, Rule
+from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.statistics.stopping import alarm_round, evidence_of_harm, schedule
 from dsa_verify.gates.tasks.longbench import Task, TaskDocument
 
@@ -127,23 +127,25 @@ def run(gate: Gate, on_answer: Callable[[str, Answer], None] = lambda arm, answe
         if gate.looks:
             evidence = evidence_of_harm(state.scored("dense", "sparse"), state.plan, gate.rule.macro_margin, done)
             alarm = alarm_round(evidence, gate.rule)
-        rule = dataclasses.replace(gate.rule, controls=False)
         at = look if gate.looks else None
-        if decide(scores, rule, look=at, alarm=alarm).verdict != INCONCLUSIVE:
+        if verdict_so_far(scores, gate.rule, look=at, alarm=alarm) != INCONCLUSIVE:
             break
-    same, degraded = _controls(state, done)
-    decision = decide(scores, gate.rule, same=same, degraded=degraded, look=look if gate.looks else None, alarm=alarm)
+    controls = _controls(state, done)
     manifests = {arm.name: arm.manifest() for arm in (gate.dense, gate.sparse, gate.same, gate.degraded) if arm}
-    decision = _with_contradictions(decision, gate, state, manifests)
+    decision = decide(
+        scores, gate.rule, controls=controls, contradictions=_contradictions(gate, state.answers, manifests),
+        look=look if gate.looks else None, alarm=alarm,
+    )  # fmt: skip
     return GateOutcome(decision, gate, state.answers, state.scores, manifests, done, state.plan.count)
 
 
-def _controls(state: _Run, done: int) -> tuple[list[TaskScores] | None, list[TaskScores] | None]:
+def _controls(state: _Run, done: int) -> dict[str, list[TaskScores]]:
     """Dense once more on all documents that were asked, and the degraded arm until it has failed."""
-    gate, same, degraded = state.gate, None, None
+    gate = state.gate
+    scores: dict[str, list[TaskScores]] = {}
     if gate.same is not None:
         state.ask(gate.same, 0, done)
-        same = state.pairs("dense", gate.same.name, done)
+        scores["same"] = state.pairs("dense", gate.same.name, done)
     if gate.degraded is not None:
         begin = 0
         for quarter in range(1, 5):
@@ -152,28 +154,25 @@ def _controls(state: _Run, done: int) -> tuple[list[TaskScores] | None, list[Tas
                 continue
             state.ask(gate.degraded, begin, end)
             begin = end
-            degraded = state.pairs("dense", gate.degraded.name, end)
-            rule = dataclasses.replace(gate.rule, controls=False)
-            if decide(degraded, rule).verdict == FAIL:
+            scores["degraded"] = state.pairs("dense", gate.degraded.name, end)
+            if verdict_so_far(scores["degraded"], gate.rule) == FAIL:
                 break
-    return same, degraded
+    return scores
 
 
-def _with_contradictions(decision: Decision, gate: Gate, state: _Run, manifests: Mapping[str, Any]) -> Decision:
-    """INVALID where the arms cannot be compared, whatever their scores say."""
+def _contradictions(
+    gate: Gate, answers: Mapping[str, Mapping[str, Answer]], manifests: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Why the arms cannot be compared, whatever their scores say."""
     dense, sparse = manifests["dense"], manifests["sparse"]
-    answers, controls = state.answers, [arm.name for arm in (gate.same, gate.degraded) if arm]
+    controls = [arm.name for arm in (gate.same, gate.degraded) if arm]
     asked = {name: {key: answers["dense"][key] for key in answers[name]} for name in controls}
-    found = [
+    return [
         *comparable.answers_differ(answers["dense"], answers["sparse"]),
-        *(said for name in controls for said in comparable.answers_differ(asked[name], answers[name], name)),
+        *(why for name in controls for why in comparable.answers_differ(asked[name], answers[name], name)),
         *comparable.manifests_differ(dense, sparse, gate.treatment),
         *comparable.sparsity(dense, sparse, gate.trusted),
     ]
-    if not found:
-        return decision
-    text = f"INVALID: the run says nothing about sparse prefill: {found[0]}"
-    return dataclasses.replace(decision, verdict=INVALID, sentence=text, reasons=(*found, *decision.reasons))
 
 
 def _repeated(document: TaskDocument, repeats: int) -> list[Question]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates import reasons
-from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, INVALID, PASS, Decision, decide
+from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, INVALID, PASS, Decision, decide, verdict_so_far
 from dsa_verify.gates.records import TaskScores
 from dsa_verify.gates.statistics import operating, truths
 from dsa_verify.gates.statistics.estimates import Estimates, measure
+from dsa_verify.gates.statistics.needed import still_needed
 from dsa_verify.gates.statistics.rule import Levels, Rule, harms, suspects
 from dsa_verify.gates.statistics.stopping import levels
 
@@ -44,7 +44,9 @@ def controls() -> dict:
 
 
 def verdict_of(scores, rule=RULE, /, **more):
-    return decide(scores, rule, **{**controls(), **more})
+    """With the controls, unless others are given by their names."""
+    ran = {name: more.pop(name, usual) for name, usual in controls().items()}
+    return decide(scores, rule, controls=ran, **more)
 
 
 def estimates(found: Decision) -> Estimates:
@@ -116,7 +118,7 @@ def test_noise_known_from_the_control_gives_repeats_instead():
     """The control shows as much noise as the run, so repeats do exactly what documents do."""
     scores, rule = run(n=200, moving=0.6, seed=5), dataclasses.replace(RULE, macro_margin=0.02)
     full = measure(scores, rule, levels(rule, None))
-    wanted = reasons.still_needed([full], full, dataclasses.replace(rule, power=0.999), Levels(1e-6, 0.05))
+    wanted = still_needed([full], full, dataclasses.replace(rule, power=0.999), Levels(1e-6, 0.05))
     assert wanted and wanted.without_loss > 2 and wanted.repeats == math.ceil(wanted.without_loss)
     without_noise = verdict_of(run(n=60, moving=0.5)).needed
     assert without_noise and without_noise.repeats is None
@@ -155,6 +157,42 @@ def test_a_run_that_shows_nothing_is_invalid_whatever_its_scores(scores, more, t
     found = verdict_of(scores, **more)
     assert found.verdict == INVALID and found.sentence.startswith("INVALID: ")
     assert any(text in reason for reason in found.reasons)
+
+
+MISSING_MANY = [dataclasses.replace(one, sparse=np.where(np.arange(200) < 9, np.nan, one.sparse)) for one in run(0.15)]
+FEW = {"same": run(n=20, moving=0.0)}
+CUT = "the arms counted different prompt tokens."
+
+
+@pytest.mark.parametrize(
+    ("scores", "more", "verdict", "order"),
+    [
+        (run(0.15), {"contradictions": [CUT], "degraded": run()}, INVALID, (CUT, "broken on purpose passes", "macro")),
+        (MISSING_MANY, {"contradictions": [CUT]}, INVALID, (CUT, "ask them again", "macro mean lost more")),
+        (run(), {"contradictions": [CUT], **FEW}, INVALID, (CUT,)),
+        ([], {"contradictions": [CUT]}, INVALID, (CUT, "no document was scored")),
+        (MISSING_MANY, {"degraded": run()}, INVALID, ("broken on purpose passes", "ask them again", "lost more")),
+        (MISSING_MANY, FEW, INCONCLUSIVE, ("ask them again", "macro mean lost more", "does not pass either")),
+        (run(0.15), FEW, FAIL, ("macro mean lost more",)),
+        (run(), FEW, INCONCLUSIVE, ("does not pass either",)),
+        (run(), {}, PASS, ()),
+    ],
+)
+def test_the_gravest_demand_that_is_missed_decides_and_its_reason_stands_first(scores, more, verdict, order):
+    found = verdict_of(scores, **more)
+    assert found.verdict == verdict and found.sentence.startswith(f"{verdict}: ")
+    places = [next(n for n, reason in enumerate(found.reasons) if text in reason) for text in order]
+    assert places == sorted(places) and places[:1] in ([], [0])
+    assert not order or found.sentence.endswith(found.reasons[0])
+    doubts = ("may have lost", "too few", "does not pass either", "more documents")
+    assert verdict == INCONCLUSIVE or not any(doubt in reason for doubt in doubts for reason in found.reasons)
+    assert (found.needed is None) or verdict == INCONCLUSIVE
+
+
+def test_controls_are_not_missed_in_a_verdict_on_the_way():
+    assert [verdict_so_far(scores, RULE) for scores in (run(), run(0.15), [])] == [PASS, FAIL, INVALID]
+    assert verdict_so_far(run(0.15), RULE, look=0) == INCONCLUSIVE
+    assert verdict_so_far(run(0.15), RULE, look=0, alarm=17) == FAIL
 
 
 def test_a_control_with_too_few_documents_allows_no_pass_and_hides_no_harm():

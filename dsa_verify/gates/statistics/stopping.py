@@ -34,9 +34,7 @@ class Schedule:
 
     def asked(self, scores: TaskScores, done: int) -> TaskScores:
         """The documents of a task that `done` rounds have asked."""
-        kept = self.rounds[scores.task] < done
-        arrays = (scores.dense[kept], scores.sparse[kept], scores.cluster[kept], scores.active[kept])
-        return TaskScores(scores.task, scores.group, *arrays)
+        return scores.only(self.rounds[scores.task] < done)
 
 
 def schedule(clusters: Mapping[str, np.ndarray], rule: Rule) -> Schedule:
