@@ -7,11 +7,13 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import comparable
-from dsa_verify.gates.arms.arm import EmbeddedArm, ServedArm, StartedArm, with_model
+from dsa_verify.gates.arms.arm import EmbeddedArm
+from dsa_verify.gates.arms.payload import Endpoint, Retry
+from dsa_verify.gates.arms.served import ServedArm, StartedArm
+from dsa_verify.gates.arms.server_info import with_model
 from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import sha
 from dsa_verify.gates.run import Gate
@@ -94,13 +96,16 @@ def _rule(o: GateOptions, controls: bool) -> Rule:
 def _embedded(o: GateOptions) -> Gate:
     mutant = mutant_for(o.mutant, o.kernels).name if o.mutant else None
     tasks = by_name.generated_here(o)
-    model = {"index_topk": EMBEDDED_TOPK, "kernels": o.kernels}
+
+    def arm(name: str, environment: Mapping[str, str], budget: int = EMBEDDED_TOPK) -> EmbeddedArm:
+        return EmbeddedArm(name, environment, budget, o.kernels)
+
     controls = o.controls is not False
     return Gate(
         tasks, _rule(o, controls),
-        dense=EmbeddedArm("dense", DENSE, **model), sparse=EmbeddedArm("sparse", SPARSE, **model, mutant=mutant),
-        same=EmbeddedArm("same", DENSE, **model) if controls else None,
-        degraded=EmbeddedArm("degraded", ONE_PAGE, EMBEDDED_PAGE, o.kernels) if controls else None,
+        dense=arm("dense", DENSE), sparse=dataclasses.replace(arm("sparse", SPARSE), mutant=mutant),
+        same=arm("same", DENSE) if controls else None,
+        degraded=arm("degraded", ONE_PAGE, EMBEDDED_PAGE) if controls else None,
         active_tokens=EMBEDDED_TOPK + EMBEDDED_PAGE, repeats=o.repeats,
     )  # fmt: skip
 
@@ -137,7 +142,7 @@ def _command(o: GateOptions) -> Gate:
     def arm(name: str, environment: Mapping[str, str]) -> StartedArm:
         server = dataclasses.replace(plain, environment=environment)
         journal = work / f"{name}.jsonl"
-        return StartedArm(name, server, _endpoint(o, NOT_YET), journal, o.concurrency, data)
+        return StartedArm(name, _endpoint(o, NOT_YET), journal, o.concurrency, data, server=server)
 
     controls = bool(o.controls)
     treatment = _treatment(o) | {name for name in dense.keys() | sparse.keys() if dense.get(name) != sparse.get(name)}
@@ -174,15 +179,13 @@ def _samples(o: GateOptions) -> Gate:
     )  # fmt: skip
 
 
-def _endpoint(o: GateOptions, url: str) -> Any:
-    from dsa_verify.gates.arms.payload import Endpoint, Retry
-
+def _endpoint(o: GateOptions, url: str) -> Endpoint:
     token = os.environ.get(o.token_env, "") if o.token_env else None
     if token == "":
         raise ConfigError(
             f"--token-env {o.token_env}: that variable is empty or not set; export the server's token in it."
         )
-    return Endpoint(url, o.model or "", o.api, timeout_s=o.timeout, retry=Retry(patience_s=o.patience), token=token)  # pyright: ignore[reportArgumentType]
+    return Endpoint(url, o.model or "", o.api, timeout_s=o.timeout, retry=Retry(patience_s=o.patience), token=token)
 
 
 def _work(o: GateOptions) -> Path:

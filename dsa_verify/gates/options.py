@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
 """What a gate imports beside what every command does."""
@@ -24,7 +25,7 @@ class GateOptions:
     dense_samples: Path | None = None
     sparse_samples: Path | None = None
     model: str | None = None
-    api: str = "completions"
+    api: Literal["completions", "chat"] = "completions"
     token_env: str | None = None
     index_topk: int = 2048
     page_size: int = 64
@@ -46,4 +47,4 @@ class GateOptions:
     task_margin: float | None = None
     seed: int | None = None
     mutant: str | None = None
-    kernels: str = "jnp"
+    kernels: Literal["jnp", "pallas"] = "jnp"

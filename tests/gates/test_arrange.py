@@ -8,7 +8,7 @@ import pytest
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates import arrange
-from dsa_verify.gates.arms import arm
+from dsa_verify.gates.arms import server_info
 from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.statistics.rule import Rule
@@ -33,7 +33,7 @@ def data(tmp_path) -> Path:
 @pytest.fixture
 def listening(monkeypatch) -> None:
     """Every URL lists a model of its own."""
-    monkeypatch.setattr(arm, "served_model", lambda endpoint: f"model of {endpoint.root}")
+    monkeypatch.setattr(server_info, "served_model", lambda endpoint: f"model of {endpoint.root}")
 
 
 def arranged(**options: Any):
@@ -214,7 +214,7 @@ def test_options_that_make_no_gate_are_refused(options, words, listening, tmp_pa
 
 def test_server_that_is_not_there_is_refused_before_anything_is_asked():
     with pytest.raises(ConfigError, match=r"nothing answers at http://127\.0\.0\.1:1 "):
-        arm.served_model(Endpoint("http://127.0.0.1:1", "m"))
+        server_info.served_model(Endpoint("http://127.0.0.1:1", "m"))
 
 
 def test_provenance_names_what_a_verdict_depends_on():

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from dsa_verify.cli import main
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms import payload
-from dsa_verify.gates.arms.arm import ServedArm
 from dsa_verify.gates.arms.payload import Endpoint
+from dsa_verify.gates.arms.served import ServedArm
 from dsa_verify.gates.arms.server_command import ServerCommand, running
 from dsa_verify.gates.arrange import arrange
 from dsa_verify.gates.options import GateOptions

@@ -1,6 +1,6 @@
 """Whether two arms may be compared at all: same bytes, same tokens, nothing cached, the treatment alone differs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dsa_verify.gates.records import Answer
@@ -53,7 +53,7 @@ def manifests_differ(dense: Mapping[str, Any], sparse: Mapping[str, Any], treatm
     return said
 
 
-def _flat(manifest: Mapping[str, Any], treatment: frozenset[str], at: str = ""):
+def _flat(manifest: Mapping[str, Any], treatment: frozenset[str], at: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in manifest.items():
         if name in _OF_ITS_OWN or name in treatment:
             continue
