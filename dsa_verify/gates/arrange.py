@@ -19,7 +19,7 @@ from dsa_verify.gates.records import sha
 from dsa_verify.gates.run import Gate
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.tasks import by_name
-from dsa_verify.gates.tasks.longbench import Task
+from dsa_verify.gates.tasks.task import Task
 from dsa_verify.mutants.broken_arm import mutant_for
 
 EMBEDDED_TOPK, EMBEDDED_PAGE = 128, 16
@@ -64,7 +64,7 @@ def _kind(o: GateOptions) -> str:
         "urls": bool(o.dense_url or o.sparse_url), "command": bool(o.server_cmd),
         "samples": bool(o.dense_samples or o.sparse_samples),
     }  # fmt: skip
-    chosen = [kind for kind, wanted in given.items() if wanted]
+    chosen = [kind for kind, is_given in given.items() if is_given]
     if len(chosen) > 1:
         raise ConfigError("give one kind of arms: --dense-url and --sparse-url, or --server-cmd, or recorded samples.")
     kind = chosen[0] if chosen else "embedded"

@@ -115,8 +115,8 @@ def junit(content: dict[str, Any]) -> str:
     verdict = ElementTree.SubElement(suite, "testcase", classname="gate", name="verdict")
     kinds = {"FAIL": "failure", "INVALID": "error", "INCONCLUSIVE": "skipped"}
     if content["verdict"] in kinds:
-        told = ElementTree.SubElement(verdict, kinds[content["verdict"]], message=content["sentence"])
-        told.text = "\n".join(content["reasons"])
+        element = ElementTree.SubElement(verdict, kinds[content["verdict"]], message=content["sentence"])
+        element.text = "\n".join(content["reasons"])
     for part in ("groups", "tasks"):
         for one in content[part]:
             case = ElementTree.SubElement(suite, "testcase", classname=f"gate.{part}", name=one["name"])

@@ -13,7 +13,7 @@ from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, Decision, decide, verd
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.statistics.stopping import alarm_round, evidence_of_harm, schedule
-from dsa_verify.gates.tasks.longbench import Task, TaskDocument
+from dsa_verify.gates.tasks.task import Task, TaskDocument
 
 
 @dataclass(frozen=True)

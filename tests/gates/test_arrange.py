@@ -12,7 +12,7 @@ from dsa_verify.gates.arms import server_info
 from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.statistics.rule import Rule
-from dsa_verify.gates.tasks.by_name import DOCUMENTS_MADE
+from dsa_verify.gates.tasks.by_name import GENERATED_DOCUMENTS
 from dsa_verify.gates.tasks.generated import TASKS as MADE
 from dsa_verify.gates.tasks.longbench import ENGLISH
 from tests.gates.replaying import rows_of
@@ -43,7 +43,7 @@ def arranged(**options: Any):
 def test_default_is_the_built_in_model_on_documents_made_here():
     gate = arranged()
     assert [task.name for task in gate.tasks] == list(MADE)
-    assert {len(task.documents) for task in gate.tasks} == {DOCUMENTS_MADE}
+    assert {len(task.documents) for task in gate.tasks} == {GENERATED_DOCUMENTS}
     by_name = {arm.name: arm for arm in (gate.dense, gate.sparse, gate.same, gate.degraded)}
     assert {name: arm.environment for name, arm in by_name.items()} == {
         "dense": {"DSA_PREFILL_SPARSE": "0"}, "same": {"DSA_PREFILL_SPARSE": "0"},

@@ -35,7 +35,7 @@ def test_scores_and_prompt_form_are_those_of_lm_eval():
     from lm_eval.api.instance import Instance
     from lm_eval.api.task import ConfigurableTask
 
-    from dsa_verify.gates.tasks.longbench import configuration
+    from dsa_verify.gates.tasks.task import configuration
 
     data = {split: datasets.Dataset.from_list(rows) for split, rows in (("test", ROWS), ("train", SHOTS))}
     theirs = ConfigurableTask(config={**configuration("gsm8k/gsm8k.yaml"), "custom_dataset": lambda **_: data})

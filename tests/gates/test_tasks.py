@@ -4,6 +4,7 @@ import json
 import sys
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from dsa_verify.gates.decision import measure
 from dsa_verify.gates.records import TaskScores
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.statistics.stopping import levels
-from dsa_verify.gates.tasks import longbench as longbench_tasks
-from dsa_verify.gates.tasks.longbench import CHINESE, CORRECTIONS, ENGLISH, FIRST_LINE, Task, longbench, rows_of_file
+from dsa_verify.gates.tasks.longbench import CHINESE, CORRECTIONS, ENGLISH, FIRST_LINE, CorrectedScorer, longbench
+from dsa_verify.gates.tasks.task import Task, rows_of_file, rows_of_hub
 from tests.gates.replaying import CLASSES, answers_to, evaluate, rows_of
 
 NAMES = [name for names in ENGLISH.values() for name in names]
@@ -45,9 +46,15 @@ def score(task: Task, text: str) -> float:
     return task.score(task.documents[0], text)
 
 
+def own_scorer(task: Task) -> Any:
+    """lm-eval's task object."""
+    assert isinstance(task.scorer, CorrectedScorer)
+    return task.scorer.own
+
+
 def own_score(task: Task, text: str) -> float:
     """As lm-eval does it."""
-    return task.scorer.process_results(dict(task.documents[0].row), [text])["score"]
+    return own_scorer(task).process_results(dict(task.documents[0].row), [text])["score"]
 
 
 def test_tasks_and_groups_are_those_of_lm_eval():
@@ -97,7 +104,7 @@ def test_first_line_is_scored_after_leading_newlines(name):
     assert score(task, chatter) == score(task, right)
     assert own_score(task, chatter) != own_score(task, right)
     assert task.documents[0].question.stop == ()
-    assert task.scorer.config.generation_kwargs["until"] == ["\n"], "the stop that is left out"
+    assert own_scorer(task).config.generation_kwargs["until"] == ["\n"], "the stop that is left out"
 
 
 def test_other_tasks_are_scored_on_the_whole_answer():
@@ -250,4 +257,4 @@ def test_hub_that_cannot_be_reached_is_refused_with_what_to_do(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(ConfigError, match=r"cannot load .* \(qasper\) from the hub: no network; download .* --data"):
-        longbench_tasks.rows_of_hub("a/b", "qasper")
+        rows_of_hub("a/b", "qasper")

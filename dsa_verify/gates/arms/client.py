@@ -55,10 +55,7 @@ async def answer_all(
             answers[question.key] = answer
             on_answer(answer)
 
-    limits = httpx.Limits(max_connections=concurrency)
-    timeout = httpx.Timeout(None, connect=min(CONNECT_S, endpoint.timeout_s / 2))
-    headers, proxies = endpoint.headers, not endpoint.local
-    async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=proxies) as http:
+    async with _connections(endpoint, concurrency) as http:
         asker = _Asker(http, endpoint)
         try:
             async with asyncio.TaskGroup() as group:
@@ -67,6 +64,12 @@ async def answer_all(
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
     return {question.key: answers[question.key] for question in questions}
+
+
+def _connections(endpoint: Endpoint, concurrency: int) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=concurrency)
+    timeout = httpx.Timeout(None, connect=min(CONNECT_S, endpoint.timeout_s / 2))
+    return httpx.AsyncClient(headers=endpoint.headers, limits=limits, timeout=timeout, trust_env=not endpoint.local)
 
 
 def _demand_distinct(questions: Sequence[Question]) -> None:
@@ -136,7 +139,7 @@ class _Asker:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if not self.reached:
                 raise ConfigError(
-                    f"nothing answers at {self.endpoint.root} ({_told(error)}); start the server, or correct the URL"
+                    f"nothing answers at {self.endpoint.root} ({_text(error)}); start the server, or correct the URL"
                 ) from None
             return Reply(reason="connection")
         except httpx.DecodingError:
@@ -151,7 +154,7 @@ class _Asker:
         return read_reply(response.content, self.endpoint.api, question.max_tokens)
 
 
-def _told(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

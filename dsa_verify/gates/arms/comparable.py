@@ -45,12 +45,12 @@ def _contradictions(dense: Answer | None, other: Answer | None, name: str) -> It
 def manifests_differ(dense: Mapping[str, Any], sparse: Mapping[str, Any], treatment: frozenset[str]) -> list[str]:
     """Entries in which the arms differ although they were not meant to."""
     one, two = dict(_flat(dense, treatment)), dict(_flat(sparse, treatment))
-    said = []
+    reasons = []
     for name in sorted(one.keys() | two.keys()):
         left, right = one.get(name, "not stated"), two.get(name, "not stated")
         if left != right:
-            said.append(f"the arms differ in {name}: {left!r:.60} in dense, {right!r:.60} in sparse.")
-    return said
+            reasons.append(f"the arms differ in {name}: {left!r:.60} in dense, {right!r:.60} in sparse.")
+    return reasons
 
 
 def _flat(manifest: Mapping[str, Any], treatment: frozenset[str], at: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,14 +65,14 @@ def _flat(manifest: Mapping[str, Any], treatment: frozenset[str], at: str = "") 
 
 def sparsity(dense: Mapping[str, Any], sparse: Mapping[str, Any], trusted: bool) -> list[str]:
     """Why it is not proven that prefill was sparse in one arm and dense in the other; the servers count it."""
-    counted, said = sparse.get("sparse_prefill"), []
+    counted, reasons = sparse.get("sparse_prefill"), []
     if counted is None and not trusted:
-        said.append(
+        reasons.append(
             "the sparse server does not say whether prefill was sparse (`sparse_prefill` in its server info), so both "
             "arms may be dense; make sure of it in its log and give --trust-sparse."
         )
     if counted == 0:
-        said.append("the sparse arm never ran sparse prefill; its switch did not arrive, or every prompt was short.")
+        reasons.append("the sparse arm never ran sparse prefill; its switch did not arrive, or every prompt was short.")
     if dense.get("sparse_prefill"):
-        said.append("the dense arm ran sparse prefill; its switch did not arrive.")
-    return said
+        reasons.append("the dense arm ran sparse prefill; its switch did not arrive.")
+    return reasons

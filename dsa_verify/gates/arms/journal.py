@@ -103,16 +103,16 @@ class Journal:
             answer = self._answer(line, f"{self.path}, line {number}")
             self.answers[answer.key] = answer
 
-    def _demand_same(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def _demand_same(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         if found.get("journal") != SCHEMA:
             raise ConfigError(f"{self.path}, line 1 is no header of a journal of schema {SCHEMA}; give another folder")
-        if found.get("fingerprint") == wanted["fingerprint"] and found.get("arm") == wanted["arm"]:
+        if found.get("fingerprint") == expected["fingerprint"] and found.get("arm") == expected["arm"]:
             return
-        old, new = ({"arm": one.get("arm"), **(one.get("manifest") or {})} for one in (found, wanted))
+        old, new = ({"arm": one.get("arm"), **(one.get("manifest") or {})} for one in (found, expected))
         differ = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-        told = "; ".join(f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in differ[:3])
+        diff = "; ".join(f"{name} was {old.get(name)!r}, is {new.get(name)!r}" for name in differ[:3])
         raise ConfigError(
-            f"the journal {self.path} is of another run ({told or 'its fingerprint differs'}); answers of two runs are "
+            f"the journal {self.path} is of another run ({diff or 'its fingerprint differs'}); answers of two runs are "
             "never mixed, so give another folder or delete it"
         )
 

@@ -31,7 +31,7 @@ def progress(arms: Sequence[str], total: int) -> Iterator[Callable[[str, Answer]
             bars.update(rows[arm], completed=counts[arm], description=described)
             if not console.is_terminal and time.monotonic() - last > EVERY_S:
                 last = time.monotonic()
-                said = ", ".join(f"{name} {count}/{total}" for name, count in counts.items() if count)
-                print(f"gate: {said}", file=sys.stderr, flush=True)
+                counted = ", ".join(f"{name} {count}/{total}" for name, count in counts.items() if count)
+                print(f"gate: {counted}", file=sys.stderr, flush=True)
 
         yield tell

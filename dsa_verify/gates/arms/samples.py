@@ -8,7 +8,8 @@ from typing import Any
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.arms.arm import RecordedArm
 from dsa_verify.gates.records import Answer, sha
-from dsa_verify.gates.tasks.longbench import Task, group_of, longbench
+from dsa_verify.gates.tasks.longbench import group_of, longbench
+from dsa_verify.gates.tasks.task import Task
 
 PREFIX = "longbench_"
 

@@ -161,10 +161,10 @@ def _clusters(tasks: Sequence[Paired]) -> int:
 
 def _bound(p: Callable[[float], float], level: float) -> float:
     """Where p, which rises with its argument, reaches the level; its normal quantile is nearly a line."""
-    wanted = stats.norm.isf(level)
+    sought = stats.norm.isf(level)
 
     def above(value: float) -> float:
-        return float(wanted - np.clip(stats.norm.isf(p(value)), -_FAR, _FAR))
+        return float(sought - np.clip(stats.norm.isf(p(value)), -_FAR, _FAR))
 
     if np.isnan(p(0.0)):
         return float("nan")

@@ -5,10 +5,11 @@ import dataclasses
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.tasks import generated, gsm8k_long, longbench2, needle, truncation
-from dsa_verify.gates.tasks.longbench import CHINESE, ENGLISH, HUB, Task, group_of, longbench, rows_of_file, rows_of_hub
+from dsa_verify.gates.tasks.longbench import CHINESE, ENGLISH, HUB, group_of, longbench
+from dsa_verify.gates.tasks.task import Task, rows_of_file, rows_of_hub
 
-DOCUMENTS_MADE = 32
-"""Documents of each made task: as many as the rule needs where nothing differs."""
+GENERATED_DOCUMENTS = 32
+"""Documents of each generated task: as many as the rule needs where nothing differs."""
 EMBEDDED_NEEDLES = (192, 320, 448, 576, 704)
 """Lengths of a needle's texts for the built-in model; all beyond its budget."""
 
@@ -22,10 +23,10 @@ def asked_for(o: GateOptions) -> list[Task]:
     named = {"english": english, "all": english + [name for names in CHINESE.values() for name in names]}
     names = list(dict.fromkeys(name for given in o.tasks or ("english",) for name in named.get(given, [given])))
     for name in names:
-        if name not in _MORE:
-            group_of(name, _MORE)
+        if name not in _BESIDE_LONGBENCH:
+            group_of(name, _BESIDE_LONGBENCH)
     spans = truncation.by_file(o.tokenizer) if o.tokenizer else truncation.words
-    tasks = [_MORE[name](o, spans) if name in _MORE else _longbench(o, name) for name in names]
+    tasks = [_BESIDE_LONGBENCH[name](o, spans) if name in _BESIDE_LONGBENCH else _longbench(o, name) for name in names]
     tasks = [dataclasses.replace(task, documents=task.documents[: o.documents]) for task in tasks]
     if o.max_prompt_tokens is None:
         return tasks
@@ -59,7 +60,7 @@ def _needle(o: GateOptions, spans: truncation.Spans) -> Task:
     return needle.needle(o.needle_tokens or needle.TOKENS, spans)
 
 
-_MORE = {longbench2.NAME: _longbench2, gsm8k_long.NAME: _gsm8k_long, needle.NAME: _needle}
+_BESIDE_LONGBENCH = {longbench2.NAME: _longbench2, gsm8k_long.NAME: _gsm8k_long, needle.NAME: _needle}
 """Tasks beside LongBench's, by name."""
 
 
@@ -71,12 +72,12 @@ def generated_here(o: GateOptions) -> list[Task]:
         raise ConfigError(
             f"the built-in model has no documents for {', '.join(strange)}; it has some for {', '.join(able)}."
         )
-    return [_made(o, name) for name in names]
+    return [_generated(o, name) for name in names]
 
 
-def _made(o: GateOptions, name: str) -> Task:
+def _generated(o: GateOptions, name: str) -> Task:
     """A task of documents made here, for the built-in model."""
     if name == needle.NAME:
         grid = needle.needle(o.needle_tokens or EMBEDDED_NEEDLES, truncation.words)
         return dataclasses.replace(grid, documents=grid.documents[: o.documents])
-    return longbench(name, generated.generated_rows(name, o.documents or DOCUMENTS_MADE), "rows made here")
+    return longbench(name, generated.generated_rows(name, o.documents or GENERATED_DOCUMENTS), "rows made here")

@@ -8,7 +8,7 @@ import numpy as np
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import Task, TaskDocument, configuration, demand_some
+from dsa_verify.gates.tasks.task import Task, TaskDocument, configuration, demand_some
 from dsa_verify.gates.tasks.truncation import Spans
 
 NAME = "gsm8k_long"
@@ -40,8 +40,8 @@ class LastNumber:
 
     def process_results(self, doc: dict[str, Any], results: list[str], /) -> Mapping[str, float]:
         (found,) = next(iter(self._filter.apply([results], [doc])))
-        said = self._match(predictions=[found.strip()], references=[doc["answer"]], **self._settings)
-        return {"score": float(said["exact_match"])}
+        scores = self._match(predictions=[found.strip()], references=[doc["answer"]], **self._settings)
+        return {"score": float(scores["exact_match"])}
 
 
 def gsm8k_long(

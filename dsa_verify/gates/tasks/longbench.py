@@ -1,18 +1,15 @@
-"""Task, a gate's documents with their scorer; and LongBench by lm-eval's prompts and scorers, over hub or file rows."""
+"""LongBench as the gate asks it: prompts and scorers of lm-eval, with every correction named."""
 
-import json
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from dsa_verify.errors import ConfigError, unknown_name
 from dsa_verify.gates.records import Question, sha
+from dsa_verify.gates.tasks.task import Task, TaskDocument, configuration, demand_distinct, demand_some
 
 ENGLISH = {
     "single": ("narrativeqa", "qasper", "multifieldqa_en"),
@@ -58,51 +55,18 @@ _TOUCHES = {
 
 
 @dataclass(frozen=True)
-class TaskDocument:
-    """One document of a task: its question as every arm gets it, and the row that the scorer needs; `answers` in it are
-    for readers too."""
+class CorrectedScorer:
+    """lm-eval's own scorer of a task, with the corrections that concern scores."""
 
-    task: str
-    number: str
-    question: Question
-    context_sha: str
-    row: Mapping[str, Any] = field(repr=False)
+    own: Any
+    corrections: frozenset[str]
 
-    @property
-    def sha(self) -> str:
-        """Of the whole row, so that two runs can show that they saw the same."""
-        return sha(json.dumps(self.row, sort_keys=True, ensure_ascii=False))
-
-
-class TaskScorer(Protocol):
-    """What lm-eval's task objects are used for: `process_results(row, [answer])["score"]` is in [0, 1]."""
-
-    def process_results(self, doc: dict[str, Any], results: list[str], /) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task with its documents.
-
-    corrections: what is asked or scored otherwise than lm-eval does, and why, by name. sized: its prompts were made as
-    long as was asked for, and are not to be cut.
-    """
-
-    name: str
-    group: str
-    version: float
-    documents: tuple[TaskDocument, ...]
-    scorer: TaskScorer = field(repr=False)
-    corrections: Mapping[str, str] = field(repr=False)
-    sized: bool = False
-
-    def score(self, document: TaskDocument, text: str) -> float:
-        """The unified score of an answer, in [0, 1]."""
+    def process_results(self, doc: dict[str, Any], results: list[str], /) -> Mapping[str, float]:
         if "first-line" in self.corrections:
-            text = text.lstrip("\n").split("\n")[0]
-        guarded = {"recursion", "code-similarity"} & self.corrections.keys()
+            results = [text.lstrip("\n").split("\n")[0] for text in results]
+        guarded = self.corrections & {"recursion", "code-similarity"}
         with _safely() if guarded else nullcontext():
-            return float(self.scorer.process_results(dict(document.row), [text])["score"])
+            return self.own.process_results(doc, results)
 
 
 def group_of(task: str, others: Iterable[str] = ()) -> str:
@@ -128,40 +92,9 @@ def longbench(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Task:
     demand_distinct(rows, where)
     scorer = _lm_eval_task(name, rows)
     documents = tuple(_document(name, scorer, row) for row in rows)
-    return Task(name, group, float(scorer.config.metadata["version"]), documents, scorer, _corrections(name))
-
-
-def rows_of_file(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file. Raises `ConfigError` naming file and line for one that does not parse."""
-    try:
-        # Not splitlines: a text may hold line separators of Unicode, which JSON leaves as they are.
-        lines = path.read_text("utf-8").rstrip("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; expected a JSONL file with a row a line.") from None
-    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)] if any(lines) else []
-
-
-def rows_of_hub(dataset: str, part: str | None, split: str = "test") -> list[dict[str, Any]]:
-    """Rows of a dataset of the hub, or of its local cache. Raises `ConfigError` when neither has them."""
-    import datasets
-
-    try:
-        return [dict(row) for row in datasets.load_dataset(dataset, part, split=split)]
-    except Exception as error:  # the hub's client raises a dozen kinds
-        raise ConfigError(
-            f"cannot load {dataset} ({part or split}) from the hub: {' '.join(str(error).split())[:200]}; download its "
-            "files and give their folder as --data."
-        ) from None
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON ({error}); the file may be cut off, download it again.") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where} holds a {type(row).__name__}, expected an object with a column a field.")
-    return row
+    corrections = _corrections(name)
+    version = float(scorer.config.metadata["version"])
+    return Task(name, group, version, documents, CorrectedScorer(scorer, frozenset(corrections)), corrections)
 
 
 def _complete(name: str, row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -186,21 +119,6 @@ def _complete(name: str, row: Mapping[str, Any], where: str) -> dict[str, Any]:
         if strange:
             raise ConfigError(f"{where}: answer {strange[0]!r:.80} names no paragraph, expected {marker}N.")
     return row
-
-
-def demand_some(rows: Sequence[Any], name: str, where: str) -> None:
-    """Raises `ConfigError` for no rows at all."""
-    if not rows:
-        raise ConfigError(f"{where} holds no rows; expected at least one document of {name}.")
-
-
-def demand_distinct(rows: Iterable[Mapping[str, Any]], where: str) -> None:
-    """Raises `ConfigError` for two rows with one `_id`."""
-    seen: dict[str, int] = {}
-    for number, row in enumerate(rows, 1):
-        first = seen.setdefault(str(row["_id"]), number)
-        if first != number:
-            raise ConfigError(f"{where}: lines {first} and {number} share the _id {row['_id']!r}; ids pair the arms.")
 
 
 def _document(name: str, scorer: Any, row: dict[str, Any]) -> TaskDocument:
@@ -228,24 +146,6 @@ def _lm_eval_task(name: str, rows: list[dict[str, Any]]) -> Any:
     with _silently():
         own = configuration(f"longbench/{name}.yaml")
         return ConfigurableTask(config={**own, "custom_dataset": lambda **_: {"test": data}})
-
-
-@cache
-def configuration(file: str) -> dict[str, Any]:
-    """A task's YAML in lm-eval's folder of tasks, its scorer loaded. The registry of all 14,000 tasks, which takes
-    seconds, stays unread. Raises `ConfigError` without the packages."""
-    try:
-        import lm_eval
-        from lm_eval.tasks._yaml_loader import load_yaml
-
-        path = Path(lm_eval.__file__).parent / "tasks" / file
-        with warnings.catch_warnings():  # fuzzywuzzy warns that it uses difflib, which is what is wanted
-            warnings.simplefilter("ignore")
-            return dict(load_yaml(path, resolve_func=True))
-    except ImportError as error:
-        raise ConfigError(
-            f"the gate needs lm-eval and its scorers ({error}): pip install 'dsa-verify[gate]'."
-        ) from None
 
 
 @contextmanager

@@ -8,14 +8,7 @@ from typing import Any
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import (
-    Task,
-    TaskDocument,
-    configuration,
-    demand_distinct,
-    demand_some,
-    rows_of_file,
-)
+from dsa_verify.gates.tasks.task import Task, TaskDocument, configuration, demand_distinct, demand_some, rows_of_file
 
 NAME = "longbench2"
 HUB, SPLIT = "zai-org/LongBench-v2", "train"

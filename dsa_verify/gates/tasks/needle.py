@@ -8,7 +8,7 @@ import numpy as np
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question, sha
-from dsa_verify.gates.tasks.longbench import Task, TaskDocument
+from dsa_verify.gates.tasks.task import Task, TaskDocument
 from dsa_verify.gates.tasks.truncation import Spans
 
 NAME = "needle"
@@ -60,15 +60,15 @@ def _document(cell: tuple[int, int, float], hay: list[str], sizes: np.ndarray, s
     rng = np.random.default_rng([SEED, repeat, length, round(100 * depth)])
     names = _names(rng)
     codes = [str(code) for code in 1_000_000 + rng.choice(9_000_000, len(names), replace=False)]
-    said = [f"The code of the {name} is {code}." for name, code in zip(names, codes, strict=True)]
+    sentences = [f"The code of the {name} is {code}." for name, code in zip(names, codes, strict=True)]
     asked = f"\n\nOne sentence above states the code of the {names[0]}. The code of the {names[0]} is"
-    room = length - len(spans(" ".join(said) + asked))
+    room = length - len(spans(" ".join(sentences) + asked))
     drawn = rng.integers(len(hay), size=max(0, room))  # a sentence has more than one token
     text = [hay[n] for n in drawn[: np.searchsorted(np.cumsum(sizes[drawn]), room, "right")]]
-    if len(text) < len(said):
+    if len(text) < len(sentences):
         raise ConfigError(f"a needle needs a text of more than {length} tokens around it; give larger --needle-tokens.")
     places = [round(depth * len(text)), *rng.choice(len(text), OTHERS, replace=False).tolist()]
-    for place, sentence in sorted(zip(places, said, strict=True), reverse=True):
+    for place, sentence in sorted(zip(places, sentences, strict=True), reverse=True):
         text.insert(place, sentence)
     prompt, number = " ".join(text) + asked, f"{length}-{round(100 * depth)}-{repeat}"
     row = {"_id": number, "tokens": length, "depth": depth, "answers": codes[:1], "name": names[0]}

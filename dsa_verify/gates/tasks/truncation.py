@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsa_verify.errors import ConfigError
 from dsa_verify.gates.records import Question
-from dsa_verify.gates.tasks.longbench import Task, TaskDocument
+from dsa_verify.gates.tasks.task import Task, TaskDocument
 
 Spans = Callable[[str], Sequence[tuple[int, int]]]
 """Where each token of a text begins and ends, in characters."""
