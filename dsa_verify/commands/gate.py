@@ -1,72 +1,127 @@
 """`dsa-verify gate`: may sparse prefill become the default? Paired answers of a dense and a sparse arm decide."""
 
-import json
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsa_verify.commands import output
 from dsa_verify.commands.gate_plan import operating, plan
 from dsa_verify.commands.numbers import Numbers
+from dsa_verify.commands.output import COUNT
+from dsa_verify.commands.sections import HelpSection, SectionedGroup
 from dsa_verify.errors import Exit
+from dsa_verify.gates.options import DENSE, GSM8K_TOKENS, SPARSE, GateOptions
+from dsa_verify.gates.statistics.rule import Rule
 
 # What a command needs is imported inside it: `--help` imports no NumPy and no JAX.
+if TYPE_CHECKING:
+    from dsa_verify.gates.arms.progress import OnAnswerOf
+    from dsa_verify.gates.run import Gate
 
-_SETS = "english (16 of LongBench), all (21), one of them, longbench2, gsm8k_long, needle.  [default: as the arms need]"
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+_TASKS = (
+    "english (16 of LongBench), all (21), one of them, longbench2, gsm8k_long, needle.  [default: as the arms need]"
+)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+_DEFAULTS = GateOptions()
+_EXISTING = click.Path(exists=True, path_type=Path)
 
 
-@click.group(invoke_without_command=True, epilog=output.GATE_EXITS)
-@click.option("--baseline", type=click.Choice(["dense"]), default="dense", help="What sparse is held against.")
-@click.option("--task", "tasks", multiple=True, metavar="NAME", help=_SETS)
-@click.option("--data", type=_FOLDER, metavar="DIR", help="Official LongBench JSONL files, one a task.")
-@click.option("--documents", type=click.IntRange(min=1), metavar="N", help="At most N of each task.")
-@click.option("--dense-url", metavar="URL", help="An OpenAI-compatible server with dense prefill.")
-@click.option("--sparse-url", metavar="URL", help="The same model with sparse prefill.")
-@click.option("--degraded-url", metavar="URL", help="The same model broken on purpose, which must not pass.")
-@click.option("--server-cmd", metavar="COMMAND", help="Starts a server on {port}; run once an arm.")
-@click.option("--dense-env", multiple=True, metavar="NAME=VALUE", help="[default: DSA_PREFILL_SPARSE=0]")
-@click.option("--sparse-env", multiple=True, metavar="NAME=VALUE", help="[default: DSA_PREFILL_SPARSE=1]")
-@click.option(
-    "--dense-samples", type=click.Path(exists=True, path_type=Path), help="lm-eval's output of an earlier run."
+def _variable(environment: Mapping[str, str]) -> str:
+    return f"Repeatable.  [default: {' '.join(f'{name}={value}' for name, value in environment.items())}]"
+
+
+_built_in = HelpSection("Arms: the built-in model, where no others are given", "dsa-verify gate --mutant causal-bound")
+_servers = HelpSection(
+    "Arms: servers that run", "dsa-verify gate --dense-url http://a:8000 --sparse-url http://b:8000 --data longbench/"
 )
-@click.option("--sparse-samples", type=click.Path(exists=True, path_type=Path), help="The same, of the sparse arm.")
-@click.option("--model", metavar="NAME", help="The model's name at the endpoints.  [default: the one they list]")
-@click.option("--api", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
-@click.option("--token-env", metavar="NAME", help="The environment variable that holds the servers' bearer token.")
-@click.option("--index-topk", type=click.IntRange(min=1), default=2048, show_default=True, help="Of the served model.")
-@click.option("--page-size", type=click.IntRange(min=1), default=64, show_default=True, help="Of the served model.")
-@click.option("--max-prompt-tokens", type=click.IntRange(min=2), metavar="N", help="Cut longer prompts in the middle.")
-@click.option("--needle-tokens", type=Numbers(1), metavar="N,N,...", help="Lengths of the needle grid's prompts.")
-@click.option(
-    "--gsm8k-tokens", type=click.IntRange(min=1), metavar="N", help="Of prompts of gsm8k_long.  [default: 7000]"
+_started = HelpSection(
+    "Arms: servers that the gate starts", "dsa-verify gate --server-cmd 'serve.sh --port {port}' --data longbench/"
 )
-@click.option(
-    "--tokenizer", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="tokenizer.json to cut by."
+_served = HelpSection(
+    "Servers, running or started",
+    "dsa-verify gate --server-cmd 'serve.sh --port {port}' --index-topk 2048 --page-size 128",
 )
-@click.option("--concurrency", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, help="Seconds for one attempt.")
-@click.option(
-    "--patience", type=click.FloatRange(min=0), default=900.0, help="Seconds to wait for a server that is away."
+_recorded = HelpSection(
+    "Arms: samples that lm_eval --log_samples recorded",
+    "dsa-verify gate --dense-samples dense/ --sparse-samples sparse/",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Answers to each document.")
-@click.option("--work", type=_FOLDER, metavar="DIR", help="Journals, from which a killed run resumes.")
-@click.option("--controls/--no-controls", default=None, help="Dense against itself, and an arm that must not pass.")
-@click.option("--trust-sparse", is_flag=True, help="Believe that the sparse arm is sparse where its server cannot say.")
-@click.option("--differs", multiple=True, metavar="NAME", help="Another variable that the arms are meant to differ in.")
-@click.option("--alpha", type=_SHARE, help="One-sided error.  [default: 0.05]")
-@click.option("--macro-margin", type=_SHARE, help="[default: 0.015]")
-@click.option("--group-margin", type=_SHARE, help="[default: 0.05]")
-@click.option("--task-margin", type=_SHARE, help="[default: 0.05]")
-@click.option("--seed", type=click.IntRange(min=0), help="Of the order of documents.")
-@click.option("--mutant", metavar="NAME", help="Break the embedded sparse arm on purpose, to see the gate fail.")
-@click.option("--kernels", type=click.Choice(["jnp", "pallas"]), default="jnp", help="Of the embedded arms.")
-@click.option("--report", type=_FOLDER, metavar="DIR", help="Write gate.html, gate.json, gate.md and gate.xml.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+_asked = HelpSection("Documents and tasks", "dsa-verify gate --task qasper --task needle --documents 50")
+_rule = HelpSection("The rule", "dsa-verify gate --macro-margin 0.02 --alpha 0.025")
+_run = HelpSection(
+    "The run",
+    "dsa-verify gate --server-cmd 'serve.sh --port {port}' --concurrency 8 --work night/",
+)
+_output = HelpSection("Output", "dsa-verify gate --report gate/ --json > gate.json")
+
+
+@click.group(cls=SectionedGroup, invoke_without_command=True, epilog=output.GATE_EXITS)
+@_built_in("--mutant", metavar="NAME", help="Break the embedded sparse arm on purpose, to see the gate fail.")
+@_built_in(
+    "--kernels",
+    type=click.Choice(["jnp", "pallas"]),
+    default=_DEFAULTS.kernels,
+    show_default=True,
+    help="Of the embedded arms.",
+)
+@_servers("--dense-url", metavar="URL", help="An OpenAI-compatible server with dense prefill.")
+@_servers("--sparse-url", metavar="URL", help="The same model with sparse prefill.")
+@_servers("--degraded-url", metavar="URL", help="The same model broken on purpose, which must not pass.")
+@_started("--server-cmd", metavar="COMMAND", help="Starts a server on {port}; run once an arm.")
+@_started("--dense-env", multiple=True, metavar="NAME=VALUE", help=_variable(DENSE))
+@_started("--sparse-env", multiple=True, metavar="NAME=VALUE", help=_variable(SPARSE))
+@_served("--model", metavar="NAME", help="The model's name at the endpoints.  [default: the one they list]")
+@_served("--api", type=click.Choice(["completions", "chat"]), default=_DEFAULTS.api, show_default=True)
+@_served("--token-env", metavar="NAME", help="The environment variable that holds the servers' bearer token.")
+@_served("--index-topk", type=COUNT, metavar="N", default=_DEFAULTS.index_topk, show_default=True, help="Of the model.")
+@_served("--page-size", type=COUNT, metavar="N", default=_DEFAULTS.page_size, show_default=True, help="Of the model.")
+@_served("--trust-sparse", is_flag=True, help="Believe that the sparse arm is sparse where its server cannot say.")
+@_served("--differs", multiple=True, metavar="NAME", help="Another variable that the arms are meant to differ in.")
+@_recorded("--dense-samples", type=_EXISTING, help="lm-eval's output of an earlier run.")
+@_recorded("--sparse-samples", type=_EXISTING, help="The same, of the sparse arm.")
+@_asked("--task", "tasks", multiple=True, metavar="NAME", help=_TASKS)
+@_asked("--data", type=output.NEW_FOLDER, metavar="DIR", help="Official LongBench JSONL files, one a task.")
+@_asked("--documents", type=COUNT, metavar="N", help="At most N of each task.")
+@_asked("--max-prompt-tokens", type=click.IntRange(min=2), metavar="N", help="Cut longer prompts in the middle.")
+@_asked("--tokenizer", type=output.FILE, help="tokenizer.json to cut by.")
+@_asked("--needle-tokens", type=Numbers(1), metavar="N,N,...", help="Lengths of the needle grid's prompts.")
+@_asked("--gsm8k-tokens", type=COUNT, metavar="N", help=f"Of prompts of gsm8k_long.  [default: {GSM8K_TOKENS}]")
+@_rule("--baseline", type=click.Choice(["dense"]), default=_DEFAULTS.baseline, help="What sparse is held against.")
+@_rule("--controls/--no-controls", default=None, help="Dense against itself, and an arm that must not pass.")
+@_rule("--alpha", type=_SHARE, metavar="SHARE", help=f"One-sided error.  [default: {Rule.alpha:g}]")
+@_rule("--macro-margin", type=_SHARE, metavar="SHARE", help=f"[default: {Rule.macro_margin:g}]")
+@_rule("--group-margin", type=_SHARE, metavar="SHARE", help=f"[default: {Rule.group_margin:g}]")
+@_rule("--task-margin", type=_SHARE, metavar="SHARE", help=f"[default: {Rule.task_margin:g}]")
+@_rule("--seed", type=click.IntRange(min=0), metavar="N", help=f"Of the order of documents.  [default: {Rule.seed}]")
+@_run(
+    "--concurrency", type=COUNT, metavar="N", default=_DEFAULTS.concurrency, show_default=True, help="Requests at once."
+)
+@_run(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=_DEFAULTS.timeout,
+    show_default=True,
+    help="For one attempt.",
+)
+@_run(
+    "--patience",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=_DEFAULTS.patience,
+    show_default=True,
+    help="To wait for a server that is away.",
+)
+@_run(
+    "--repeats", type=COUNT, metavar="N", default=_DEFAULTS.repeats, show_default=True, help="Answers to each document."
+)
+@_run("--work", type=output.NEW_FOLDER, metavar="DIR", help="Journals, from which a killed run resumes.")
+@_output("--report", type=output.NEW_FOLDER, metavar="DIR", help="Write gate.html, gate.json, gate.md and gate.xml.")
+@_output("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @click.pass_context
 def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any) -> None:
     """Decide whether sparse prefill may become the default.
@@ -78,7 +133,6 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
         return
     from dsa_verify.gates import arrange
     from dsa_verify.gates import report as reports
-    from dsa_verify.gates.options import GateOptions
     from dsa_verify.gates.run import run
 
     start = time.perf_counter()
@@ -88,12 +142,14 @@ def gate(ctx: click.Context, as_json: bool, report: Path | None, **options: Any)
     arranged = arrange.arrange(GateOptions(**options))
     with _progress(arranged) as tell:
         outcome = run(arranged, tell)
-    command = output.command_line()
-    content = reports.document(outcome, command, time.perf_counter() - start, arrange.provenance())
+    content = reports.document(outcome, output.head(time.perf_counter() - start, arrange.provenance()))
     if report is not None:
         for path in reports.write(content, report):
             click.echo(f"wrote {path}", err=True)
-    click.echo(json.dumps(content, indent=1, allow_nan=False) if as_json else _table(content))
+    if as_json:
+        output.print_json(content)
+    else:
+        click.echo(_table(content))
     ctx.exit(Exit[content["verdict"]])
 
 
@@ -127,26 +183,27 @@ def _table(content: dict[str, Any]) -> str:
     from rich.console import Console
     from rich.table import Table
 
+    from dsa_verify.report.formats import points
+
     table = Table(box=None, pad_edge=False)
     for name in ("points", "n", "dense", "sparse", "difference", "lower", "upper", "margin"):
         table.add_column(name, justify="left" if name == "points" else "right")
     for one in ([content["macro"]] if content["macro"] else []) + content["groups"] + content["tasks"]:
         values = (one[key] for key in ("mean_dense", "mean_sparse", "difference", "lower", "upper"))
-        cells = ["none" if value is None else f"{100 * value:.2f}" for value in values]
-        table.add_row(one["name"], str(one["n"]), *cells, f"{-100 * one['margin']:.2f}")
+        table.add_row(one["name"], str(one["n"]), *map(points, values), points(-one["margin"]))
     text = StringIO()
     Console(file=text, width=max(100, len(content["sentence"]))).print(table)
-    said = [text.getvalue().rstrip(), ""]
-    said += [
+    lines = [text.getvalue().rstrip(), ""]
+    lines += [
         f"control {name}: {c['verdict']}, {'as due' if c['sound'] else 'NOT as due'}"
         for name, c in content["controls"].items()
     ]
-    said += [f"note: {note}" for note in content["notes"]]
-    said += [f"reason: {reason}" for reason in content["reasons"]]
-    return "\n".join([*said, "", f"{content['sentence']} ({content['seconds']:.0f} s)"])
+    lines += [f"note: {note}" for note in content["notes"]]
+    lines += [f"reason: {reason}" for reason in content["reasons"]]
+    return "\n".join([*lines, "", f"{content['sentence']} ({content['seconds']:.0f} s)"])
 
 
-def _progress(arranged: Any):
+def _progress(arranged: "Gate") -> "AbstractContextManager[OnAnswerOf]":
     """How far each arm is, on stderr: bars on a terminal, otherwise a line now and then."""
     from dsa_verify.gates.arms.progress import progress
 

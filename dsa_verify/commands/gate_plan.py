@@ -1,9 +1,14 @@
 """`dsa-verify gate plan` and `gate operating`: what a gate can show before it runs, and what its rule does."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from dsa_verify.gates.statistics.rule import Rule
+
+SD = 0.25
+"""Of a document's paired difference: scores of 0 or 1 of which 6.25 % differ."""
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _COUNT = click.IntRange(min=1)
 
@@ -13,18 +18,18 @@ _COUNT = click.IntRange(min=1)
     "--documents", type=_COUNT, multiple=True, metavar="N", default=(25, 50, 100, 200, 500), show_default=True,
     help="A task; repeatable.",
 )  # fmt: skip
-@click.option("--sd", type=_SHARE, help="Of a document's paired difference.  [default: 0.25]")
+@click.option("--sd", type=_SHARE, help=f"Of a document's paired difference.  [default: {SD:g}]")
 @click.option("--between", type=_SHARE, help="Instead of --sd: SD of the true difference between documents.")
 @click.option("--noise", type=_SHARE, help="With --between: SD of one arm's score from run to run.")
 @click.option("--repeats", type=_COUNT, default=1, show_default=True, help="Of every document, with --noise.")
 @click.option("--tasks", type=_COUNT, default=16, show_default=True, help="In the macro mean.")
 @click.option("--group", type=_COUNT, default=3, show_default=True, help="Tasks in a group.")
-@click.option("--task-margin", type=_SHARE, default=0.05, show_default=True)
-@click.option("--group-margin", type=_SHARE, default=0.05, show_default=True)
-@click.option("--macro-margin", type=_SHARE, default=0.015, show_default=True)
-@click.option("--alpha", type=_SHARE, default=0.05, show_default=True, help="One-sided.")
-@click.option("--power", type=_SHARE, default=0.8, show_default=True, help="At no true loss.")
-def plan(documents, tasks, group, alpha, power, **options) -> None:
+@click.option("--task-margin", type=_SHARE, default=Rule.task_margin, show_default=True)
+@click.option("--group-margin", type=_SHARE, default=Rule.group_margin, show_default=True)
+@click.option("--macro-margin", type=_SHARE, default=Rule.macro_margin, show_default=True)
+@click.option("--alpha", type=_SHARE, default=Rule.alpha, show_default=True, help="One-sided.")
+@click.option("--power", type=_SHARE, default=Rule.power, show_default=True, help="At no true loss.")
+def plan(documents: tuple[int, ...], tasks: int, group: int, alpha: float, power: float, **options: Any) -> None:
     """Margins that a number of documents can show, and documents that a margin needs."""
     from dsa_verify.gates.statistics.power import Study
 
@@ -43,7 +48,7 @@ def plan(documents, tasks, group, alpha, power, **options) -> None:
 
 @click.command("operating")
 @click.option("--simulations", type=_COUNT, default=2000, show_default=True, help="A row.")
-@click.option("--seed", type=click.IntRange(min=0), default=20260, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=Rule.seed, show_default=True)
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it there too.")
 def operating(simulations: int, seed: int, markdown: Path | None) -> None:
     """Simulate the whole rule under assumed truths; prints Markdown."""
@@ -67,7 +72,7 @@ def _sd(sd: float | None, between: float | None, noise: float | None, repeats: i
     if between is None and noise is None:
         if repeats > 1:
             raise ConfigError("--repeats shrinks --noise alone; give --between and --noise instead of --sd")
-        return 0.25 if sd is None else sd
+        return SD if sd is None else sd
     if sd is not None or between is None or noise is None:
         raise ConfigError("give either --sd, or --between and --noise together")
     return paired_sd(between, noise, repeats)

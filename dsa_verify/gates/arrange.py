@@ -14,7 +14,7 @@ from dsa_verify.gates.arms.arm import EmbeddedArm
 from dsa_verify.gates.arms.payload import Endpoint, Retry
 from dsa_verify.gates.arms.served import ServedArm, StartedArm
 from dsa_verify.gates.arms.server_info import with_model
-from dsa_verify.gates.options import GateOptions
+from dsa_verify.gates.options import DENSE, SPARSE, GateOptions
 from dsa_verify.gates.records import sha
 from dsa_verify.gates.run import Gate
 from dsa_verify.gates.statistics.rule import Rule
@@ -25,8 +25,7 @@ from dsa_verify.mutants.broken_arm import mutant_for
 EMBEDDED_TOPK, EMBEDDED_PAGE = 128, 16
 NOT_YET = "http://127.0.0.1:1"
 """In place of the URL of a server that does not run yet."""
-DENSE, SPARSE = {"DSA_PREFILL_SPARSE": "0"}, {"DSA_PREFILL_SPARSE": "1"}
-ONE_PAGE = {"DSA_PREFILL_SPARSE": "1", "DSA_PAGE_TOPK": "1"}
+ONE_PAGE = {**SPARSE, "DSA_PAGE_TOPK": "1"}
 _ANSWERING = ("urls", "command")
 _ONLY_FOR = {
     "mutant": ("embedded",), "degraded_url": ("urls",), "dense_env": ("command",), "sparse_env": ("command",),

@@ -1,4 +1,4 @@
-"""The options of `dsa-verify gate` as one value."""
+"""The options of `dsa-verify gate` as one value, whose defaults are those of the command and of what it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,11 +6,18 @@ from typing import Literal
 
 PACKAGES = ("lm_eval", "datasets", "jieba", "fuzzywuzzy", "rouge", "httpx", "jinja2")
 """What a gate imports beside what every command does."""
+DENSE, SPARSE = {"DSA_PREFILL_SPARSE": "0"}, {"DSA_PREFILL_SPARSE": "1"}
+"""Environment of the arms, where the options give none."""
+GSM8K_TOKENS = 7000
+"""Of a prompt of gsm8k_long: sgl-project/sglang-jax#1508 compared its arms on prompts of about 7,000 tokens."""
 
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The options of `dsa-verify gate`, by their names there."""
+    """The options of `dsa-verify gate`, by their names there.
+
+    None: it depends on the arms or tasks that are asked for; for alpha, margins and seed: what `Rule` has.
+    """
 
     baseline: str = "dense"
     tasks: tuple[str, ...] = ()
@@ -30,7 +37,7 @@ class GateOptions:
     index_topk: int = 2048
     page_size: int = 64
     max_prompt_tokens: int | None = None
-    needle_tokens: tuple[int, ...] = ()
+    needle_tokens: tuple[int, ...] | None = None
     gsm8k_tokens: int | None = None
     tokenizer: Path | None = None
     concurrency: int = 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dsa_verify.gates.statistics.estimates import Estimate, Estimates
 from dsa_verify.gates.statistics.needed import Needed
 from dsa_verify.gates.statistics.rule import FAIL, INVALID, PASS, Rule
+from dsa_verify.report.formats import points, rounded_points
 
 NO_DOCUMENT = "no document was scored; give tasks with documents."
 NO_LONG_PROMPT = "no prompt is long enough for sparsity to be active, so both arms computed the same."
@@ -128,11 +129,11 @@ def little_to_lose(low: Sequence[Estimate], rule: Rule) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:.3g} points"
+    return f"{rounded_points(share)} points"
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+.2f} points"
+    return f"{points(share, "+")} points"
 
 
 def _names(estimates: Sequence[Estimate]) -> str:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from dsa_verify import SCHEMA
 from dsa_verify.gates.run import GateOutcome
 from dsa_verify.report import templates
 from dsa_verify.report.formats import points
@@ -18,13 +17,10 @@ CHANGED = 20
 """Documents whose score changed most that are shown with both answers."""
 
 
-def document(outcome: GateOutcome, command: str, seconds: float, provenance: dict[str, Any]) -> dict[str, Any]:
-    """The JSON document of `dsa-verify gate`."""
+def document(outcome: GateOutcome, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON document of `dsa-verify gate`. head: what every command's document begins with."""
     return {
-        "schema": SCHEMA,
-        "command": command,
-        "seconds": round(seconds, 3),
-        "provenance": provenance,
+        **head,
         **outcome.decision.document(),
         "rounds": {"asked": outcome.rounds, "of": outcome.of_rounds},
         "lengths": list(by_length(outcome)),

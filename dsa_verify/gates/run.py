@@ -10,6 +10,7 @@ import numpy as np
 from dsa_verify.gates.arms import comparable
 from dsa_verify.gates.arms.arm import Arm
 from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, Decision, decide, verdict_so_far
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import Answer, Question, TaskScores, sha
 from dsa_verify.gates.statistics.rule import Rule
 from dsa_verify.gates.statistics.stopping import alarm_round, evidence_of_harm, schedule
@@ -31,8 +32,8 @@ class Gate:
     same: Arm | None = None
     degraded: Arm | None = None
     looks: bool = True
-    repeats: int = 1
-    trusted: bool = False
+    repeats: int = GateOptions.repeats
+    trusted: bool = GateOptions.trust_sparse
     treatment: frozenset[str] = comparable.TREATMENT
 
 

@@ -6,6 +6,11 @@ def points(value: float | None, sign: str = "-") -> str:
     return "none" if value is None else f"{100 * value:{sign}.2f}"
 
 
+def rounded_points(value: float) -> str:
+    """A margin in points, as somebody chose it: `1.5`, `5`."""
+    return f"{100 * value:.3g}"
+
+
 def share(value: float) -> str:
     """A share with two digits behind the point, or with its power of ten where that would say nothing."""
     return f"{value:.2f}" if value == 0.0 or 0.005 <= value < 100 else f"{value:.1e}"

@@ -12,9 +12,10 @@ from dsa_verify.errors import ConfigError
 from dsa_verify.gates.decision import FAIL, INCONCLUSIVE, INVALID, PASS, Decision, decide, verdict_so_far
 from dsa_verify.gates.records import TaskScores
 from dsa_verify.gates.statistics import operating, truths
+from dsa_verify.gates.statistics.criteria import harms, suspects
 from dsa_verify.gates.statistics.estimates import Estimates, measure
 from dsa_verify.gates.statistics.needed import still_needed
-from dsa_verify.gates.statistics.rule import Levels, Rule, harms, suspects
+from dsa_verify.gates.statistics.rule import Levels, Rule
 from dsa_verify.gates.statistics.stopping import levels
 
 RULE = Rule(sign_flips=99)

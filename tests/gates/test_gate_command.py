@@ -1,15 +1,20 @@
 """`dsa-verify gate`: verdicts are exit codes, stdout is the result, and a usage error is one line, early."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from dsa_verify.cli import main
+from dsa_verify.commands.gate import gate as gate_command
+from dsa_verify.commands.sections import SectionOption
 from dsa_verify.gates import arrange, options
 from dsa_verify.gates.arms.arm import EmbeddedArm
+from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.tasks.generated import generated_rows
 from dsa_verify.gates.tasks.longbench import longbench
 from tests.gates.fakes import Fake, gate, right, wrong
@@ -134,6 +139,39 @@ def test_server_command_that_ends_is_refused_with_its_output(data):
                      "--work", data / "work")  # fmt: skip
     assert result.exit_code == 2
     assert "ended with exit code 7" in result.stderr and "no such model" in result.stderr
+
+
+def test_help_shows_every_option_in_a_section_with_an_example_that_the_command_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("dense", "sparse"):
+        (tmp_path / folder).mkdir()
+    shown_options = [one for one in gate_command.params if isinstance(one, click.Option)]
+    sections = {one.section for one in shown_options if isinstance(one, SectionOption)}
+    assert len(sections) == 9 and all(isinstance(one, SectionOption) for one in shown_options)
+    text = gate_command.get_help(click.Context(gate_command, terminal_width=100))
+    assert max(map(len, text.splitlines())) <= 100
+    for section in sections:
+        shown = text.partition(f"\n{section.title}:\n")[2].partition("\n\n")[0]
+        assert shown.endswith(f"  $ {section.example}"), section.title
+        names = {one.opts[0] for one in shown_options if isinstance(one, SectionOption) and one.section == section}
+        assert {line.split()[0] for line in shown.splitlines() if line.startswith("  --")} == names
+        arguments = shlex.split(section.example.partition(" >")[0])
+        assert arguments[:2] == ["dsa-verify", "gate"] and names & set(arguments)
+        gate_command.make_context("gate", arguments[2:])
+
+
+def test_defaults_stand_in_one_place():
+    """Where an option is left out, the command, its options as a value and what they are made into agree."""
+    parsed = gate_command.make_context("gate", []).params
+    left_out = {name: value for name, value in parsed.items() if name not in ("report", "as_json")}
+    assert options.GateOptions(**left_out) == options.GateOptions()
+    endpoint = Endpoint("http://127.0.0.1:1", "m")
+    assert (endpoint.timeout_s, endpoint.retry.patience_s) == (
+        options.GateOptions.timeout,
+        options.GateOptions.patience,
+    )
+    text = gate_command.get_help(click.Context(gate_command))
+    assert all(f"{getattr(arrange.Rule, name):g}]" in text for name in ("alpha", "macro_margin", "task_margin", "seed"))
 
 
 def test_few_documents_of_the_built_in_model_are_inconclusive(tmp_path):

@@ -17,6 +17,9 @@ from dsa_verify.gates.tasks.truncation import words
 from tests.gates.fakes import NAMES, RULE, TASKS, Fake, gate, right, wrong
 
 HOSTILE = "</td><script>alert(1)</script> & <img src=http://example.org/x> | \ud800 ␄"
+HEAD = {
+    "schema": 1, "command": "dsa-verify gate --dense-url http://a:1", "seconds": 1.5, "provenance": {"python": "3"}
+}  # fmt: skip
 CONTROLS = dataclasses.replace(RULE, controls=True)
 LOST = TASKS[0].documents[3].question.key
 VOID = {"script", "link", "img", "iframe", "object", "embed", "base", "audio", "video", "source", "form"}
@@ -25,7 +28,7 @@ VOID = {"script", "link", "img", "iframe", "object", "embed", "base", "audio", "
 def content_of(dense=right, sparse=right, **changes: Any) -> dict[str, Any]:
     arms = Fake("dense", dense, {"sparse_prefill": 0, "url": "http://a"}), Fake("sparse", sparse, {"sparse_prefill": 9})
     outcome = run(gate(*arms, **changes))
-    return report.document(outcome, "dsa-verify gate --dense-url http://a:1", 1.5, {"python": "3"})
+    return report.document(outcome, HEAD)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +169,7 @@ def test_page_shows_long_prompts_apart_where_others_are_too_short():
     )
     for arm in arms:
         arm.changes = lambda key: {"prompt_tokens": 100 if key in long else 40}
-    content = report.document(run(gate(*arms, trusted=True)), "gate", 1.0, {})
+    content = report.document(run(gate(*arms, trusted=True)), HEAD)
     rows = [row for row in Page(report.html(content)).rows if row[0] == "macro"]
     assert [row[1] for row in rows] == ["160", "80"]
     assert [float(row[4]) for row in rows] == [-50.0, -100.0]

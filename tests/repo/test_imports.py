@@ -45,7 +45,9 @@ WALL: dict[str, set[str]] = {
     "gates/tasks": {
         "numpy", "datasets", "fuzzywuzzy", "jinja2", "lm_eval", "tokenizers", "gates/options", "gates/records",
     },
-    "gates/arms": {"httpx", "rich", "engine", "mutants", "gates/records", "gates/tasks", "runtime", "serve"},
+    "gates/arms": {
+        "httpx", "rich", "engine", "mutants", "gates/options", "gates/records", "gates/tasks", "runtime", "serve",
+    },
     "gates": {
         "numpy", "mutants", "gates/arms", "gates/options", "gates/records", "gates/statistics", "gates/tasks", "report",
     },

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from dsa_verify.errors import ConfigError
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import Question, sha
 
 COUNTED = ("stop", "length")
@@ -31,7 +32,7 @@ class Retry:
     attempts: int = 5
     first_wait_s: float = 1.0
     longest_wait_s: float = 30.0
-    patience_s: float = 900.0
+    patience_s: float = GateOptions.patience
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.first_wait_s < 0 or self.longest_wait_s < 0 or self.patience_s < 0:
@@ -52,9 +53,9 @@ class Endpoint:
 
     url: str
     model: str
-    api: Literal["completions", "chat"] = "completions"
+    api: Literal["completions", "chat"] = GateOptions.api
     seed: int = 0
-    timeout_s: float = 300.0
+    timeout_s: float = GateOptions.timeout
     retry: Retry = Retry()
     token: str | None = field(default=None, repr=False)
 

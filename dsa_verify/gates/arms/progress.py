@@ -10,12 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dsa_verify.gates.records import Answer
 
+OnAnswerOf = Callable[[str, Answer], None]
+"""What is called with the name of an arm and each of its answers."""
 EVERY_S = 15.0
 """Seconds between lines where stderr is no terminal."""
 
 
 @contextmanager
-def progress(arms: Sequence[str], total: int) -> Iterator[Callable[[str, Answer], None]]:
+def progress(arms: Sequence[str], total: int) -> Iterator[OnAnswerOf]:
     """Yields what to call with an arm's name and each of its answers; `total`: questions of each arm at most."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

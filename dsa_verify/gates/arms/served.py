@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dsa_verify.gates.arms.arm import OnAnswer
 from dsa_verify.gates.arms.payload import Endpoint
 from dsa_verify.gates.arms.server_info import server_info, with_model
+from dsa_verify.gates.options import GateOptions
 from dsa_verify.gates.records import Answer, Question
 
 if TYPE_CHECKING:  # it imports httpx, a package that may be absent
@@ -28,7 +29,7 @@ class JournaledArm:
     name: str
     endpoint: Endpoint
     journal: Path
-    concurrency: int = 1
+    concurrency: int = GateOptions.concurrency
     data_sha: str = ""
     _manifest: dict[str, Any] = field(default_factory=dict)
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from dsa_verify.gates.records import TaskScores
 from dsa_verify.gates.statistics.bounds import least_documents, lower_bound, method, p_above, p_below, upper_bound
+from dsa_verify.gates.statistics.criteria import harms, passes, suspects
 from dsa_verify.gates.statistics.paired import Paired, average, mcnemar, paired, paired_of, sign_flip
-from dsa_verify.gates.statistics.rule import Levels, Rule, harms, passes, suspects
+from dsa_verify.gates.statistics.rule import Levels, Rule
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Estimate:
     method: see `bounds.method`. least: independent documents of the smallest task; needed: how many it must have for
     zero disagreements to show the limit. variance: of the estimate. p_pass: of "at most -limit". p_harm: of "at least
     -margin", p_loss: of "no loss", uncorrected. p_worse: by McNemar or sign flips, for tasks; it decides nothing.
-    suspect: a task that looks harmed (`rule.suspects`).
+    suspect: a task that looks harmed (`criteria.suspects`).
     """
 
     kind: str

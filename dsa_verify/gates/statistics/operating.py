@@ -8,8 +8,9 @@ import numpy as np
 from scipy import stats
 
 from dsa_verify.gates.statistics.bounds import p_above, p_below
+from dsa_verify.gates.statistics.criteria import harms, passes, suspects
 from dsa_verify.gates.statistics.paired import Paired
-from dsa_verify.gates.statistics.rule import Levels, Rule, harms, passes, suspects
+from dsa_verify.gates.statistics.rule import Levels, Rule
 from dsa_verify.gates.statistics.stopping import levels, log_evidence
 from dsa_verify.gates.statistics.truths import TASKS, Draw, Truth, f1_like, losses_only, lost_answers, zero_or_one
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from dsa_verify.gates.statistics.rule import Rule
+
 
 @dataclass(frozen=True)
 class Study:
@@ -12,8 +14,8 @@ class Study:
 
     tasks: int = 16
     group: int = 3
-    alpha: float = 0.05
-    power: float = 0.8
+    alpha: float = Rule.alpha
+    power: float = Rule.power
 
     @property
     def _reach(self) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from dsa_verify.errors import ConfigError
-from dsa_verify.gates.options import GateOptions
+from dsa_verify.gates.options import GSM8K_TOKENS, GateOptions
 from dsa_verify.gates.tasks import generated, gsm8k_long, longbench2, needle, truncation
 from dsa_verify.gates.tasks.longbench import CHINESE, ENGLISH, HUB, group_of, longbench
 from dsa_verify.gates.tasks.task import Task, rows_of_file, rows_of_hub
@@ -53,7 +53,7 @@ def _gsm8k_long(o: GateOptions, spans: truncation.Spans) -> Task:
     else:
         rows, shots = (rows_of_file(o.data / f"gsm8k_{split}.jsonl") for split in ("test", "train"))
     where = f"gsm8k of {o.data or 'the hub'}"
-    return gsm8k_long.gsm8k_long(rows, shots, where, o.gsm8k_tokens or gsm8k_long.TOKENS, spans)
+    return gsm8k_long.gsm8k_long(rows, shots, where, o.gsm8k_tokens or GSM8K_TOKENS, spans)
 
 
 def _needle(o: GateOptions, spans: truncation.Spans) -> Task:
