@@ -133,7 +133,7 @@ def _points(share: float) -> str:
 
 
 def _signed(share: float) -> str:
-    return f"{points(share, "+")} points"
+    return f"{points(share, '+')} points"
 
 
 def _names(estimates: Sequence[Estimate]) -> str:
