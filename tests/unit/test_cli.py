@@ -259,7 +259,7 @@ def test_names_are_listed_one_a_line():
         ("sparse_mla_decode", ["sm_scale (static, no default)", "decode batches only"]),
         ("parity", ["What it demands", "Why it matters", "How it could be fooled"]),
         ("prefix", ["prefix-aligned-p16-f32"]),
-        ("causal-bound-strict", ["sparse_mla_prefill", "check parity", "- (1, step * page_size), 1) <= position"]),
+        ("causal-bound-strict", ["sparse_mla_prefill", "check parity", "- 1, step, page_size) <= position"]),
         ("page-budget-ignored", ["system: backend", "by_pages = False"]),
     ],
 )
