@@ -194,11 +194,15 @@ class Kernel:
 
     `fn` takes the surface's arrays and statics by keyword, is jit-able, and returns the outputs in order.
     `limits` says why a call is outside what the kernel supports, or None; such a case is not verified.
+    `tiles` says how the kernel divides its work, for a reader of results; empty where nobody states it.
+    `production` is the same kernel at the tiles it serves with, for scenarios of that tier; None where it is this one.
     """
 
     fn: Callable[..., Any]
     promise: Promise = field(default_factory=Promise)
     limits: Callable[[Any], str | None] = field(default=lambda batch: None)
+    tiles: str = ""
+    production: "Kernel | None" = None
 
 
 @dataclass(frozen=True)

@@ -260,11 +260,16 @@ class Subject:
         words = ["--provider", provider, "--surface", surface, "--scenario", scenario, *options]
         return cls(provider, surface, scenario, shlex.join(["dsa-verify", "parity", *words]))
 
-    def results(self, verdicts: Mapping[str, Verdict], seconds: float = 0.0, broke: str = "") -> "tuple[Result, ...]":
+    def results(
+        self, verdicts: Mapping[str, Verdict], seconds: float = 0.0, broke: str = "", tiles: str = ""
+    ) -> "tuple[Result, ...]":
         """One result a check, by its name; the seconds are divided among them."""
         each = seconds / max(1, len(verdicts))
         where = (self.provider, self.surface, self.scenario)
-        return tuple(Result(*where, check, verdict, each, self.reproduce, broke) for check, verdict in verdicts.items())
+        return tuple(
+            Result(*where, check, verdict, each, self.reproduce, broke, tiles=tiles)
+            for check, verdict in verdicts.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -273,7 +278,8 @@ class Result:
 
     reproduce: the command that runs the case again. broke: the traceback, or the end of the process, where the suite
     itself broke; empty otherwise. known: the known failure that forgave a rejection, and `found`, what was rejected.
-    shrunk_from: the scenario of which this one's is a smaller form. measured: a golden record's entry of the provider,
+    shrunk_from: the scenario of which this one's is a smaller form. tiles: how the kernel divided its work, where its
+    provider says so. measured: a golden record's entry of the provider,
     carried by a case's first result.
     """
 
@@ -288,4 +294,5 @@ class Result:
     known: KnownFailure | None = None
     found: str = ""
     shrunk_from: str = ""
+    tiles: str = ""
     measured: Mapping[str, object] = field(default_factory=dict[str, object])

@@ -70,6 +70,7 @@ class Scenario:
     oracle's own page selection; `partial` leaves some queries, and one whole request, with nothing selected."""
     seed: int = 0
     tier: str = "quick"
+    """quick or full; `production`, whose kernels run at the tiles they serve with; or soak."""
 
     @property
     def decode(self) -> bool:

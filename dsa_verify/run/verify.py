@@ -7,6 +7,7 @@ that a check asks for. The oracle says what the answer is. Each check looks at a
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,8 @@ def verify(
     names = tuple(name for name in applicable if name in only)
     verdicts = verdicts_or_why(names, lambda: judge(surface, provider, scenario, names))
     subject = subject or Subject.of(provider.name, surface.name, scenario.name)
-    return subject.results(verdicts, time.perf_counter() - start)
+    kernel = tiled_for(provider, scenario).get(surface.name)
+    return subject.results(verdicts, time.perf_counter() - start, tiles=kernel.tiles if kernel else "")
 
 
 def verdicts_or_why(names: Collection[str], judged: Callable[[], dict[str, Verdict]]) -> dict[str, Verdict]:
@@ -80,6 +82,7 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Coll
     Raises `ProviderError` when the kernel gives nothing that could be judged, `OutOfReach` when it is not asked.
     """
     batch = batch_of(scenario)
+    provider = replace(provider, kernels=tiled_for(provider, scenario))
     kernel = kernel_for(surface, provider, [batch])
     finite = kernel.promise.finite_memory
     batch = repoisoned(batch, finite=True, seed=0) if finite else batch
@@ -95,6 +98,13 @@ def gather(surface: Surface, provider: Provider, scenario: Scenario, names: Coll
     variants = {name: variant(batch) for name in names if (variant := CHECKS[name].variant) is not None}
     reruns = {name: rerun(surface, provider, variant) for name, variant in variants.items() if variant is not None}
     return Evidence(batch, oracle.expected(surface.name, batch), runs, kernel.promise, reruns, surface.reads)
+
+
+def tiled_for(provider: Provider, scenario: Scenario) -> Mapping[str, Kernel]:
+    """A provider's kernels at the tiles that a scenario asks for: those they serve with, in the tier `production`."""
+    if scenario.tier != "production":
+        return provider.kernels
+    return {name: kernel.production or kernel for name, kernel in provider.kernels.items()}
 
 
 def rerun(surface: Surface, provider: Provider, variant: Variant) -> Rerun:
